@@ -1,0 +1,122 @@
+"""The two messages of `/v1/speculation`: the envelope that the operator sets and the report that an engine gives.
+
+Both are JSON objects. Unknown fields of a report are ignored (a newer engine may say more); unknown fields of an update
+are an error (a caller who misspells a setting must hear of it).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_NUM_STEPS = 8
+MAX_TOPK = 8
+MAX_NUM_DRAFT_TOKENS = 64  # a node's ancestors are one 64-bit mask
+
+Tuning = Literal["Adaptive", "Fixed"]
+Threshold = Literal["Auto"] | int
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Settings(_Frozen):
+    """What one step runs with. `num_steps` 0 is plain decoding; `num_draft_tokens` counts the root and is then 1."""
+
+    num_steps: int = Field(ge=0, le=MAX_NUM_STEPS)
+    topk: int = Field(ge=1, le=MAX_TOPK)
+    num_draft_tokens: int = Field(ge=1, le=MAX_NUM_DRAFT_TOKENS)
+
+
+PLAIN = Settings(num_steps=0, topk=1, num_draft_tokens=1)
+
+
+class Envelope(_Frozen):
+    """Bounds that the engine's controller stays within (tuning Adaptive) or the very values (tuning Fixed).
+
+    disable_threshold: smallest number of running requests at which the engine decodes plainly; Auto: where its own
+    profile says that speculation stops paying.
+    """
+
+    num_steps: int = Field(default=5, ge=0, le=MAX_NUM_STEPS)
+    topk: int = Field(default=1, ge=1, le=MAX_TOPK)
+    num_draft_tokens: int = Field(default=6, ge=2, le=MAX_NUM_DRAFT_TOKENS)
+    disable_threshold: Literal["Auto"] | int = Field(default="Auto")
+    tuning: Tuning = "Adaptive"
+
+
+class EnvelopeUpdate(BaseModel):
+    """Body of PUT /v1/speculation: any of the envelope's fields; those left out keep their value."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    num_steps: int | None = Field(default=None, ge=0, le=MAX_NUM_STEPS)
+    topk: int | None = Field(default=None, ge=1, le=MAX_TOPK)
+    num_draft_tokens: int | None = Field(default=None, ge=2, le=MAX_NUM_DRAFT_TOKENS)
+    disable_threshold: Literal["Auto"] | int | None = Field(default=None)
+    tuning: Tuning | None = None
+
+    def applied_to(self, envelope: Envelope) -> Envelope:
+        """The envelope with this update's fields in place."""
+        return Envelope.model_validate(envelope.model_dump() | self.model_dump(exclude_none=True))
+
+
+class CostProfile(_Frozen):
+    """Milliseconds of each part of a step, measured at engine start; tables are (size, ms), sizes ascending.
+
+    verify_ms: target pass over n tokens in total. kv_ms_per_token: slope of a target pass with each context token read.
+    draft_ms: one draft step at n frontier tokens in total. extend_ms: draft-extend over n tokens in total.
+    overhead_ms: what a speculative step costs beside these; plain_overhead_ms: the same for a plain step.
+    """
+
+    verify_ms: tuple[tuple[int, float], ...]
+    kv_ms_per_token: float = Field(default=0.0, ge=0)
+    draft_ms: tuple[tuple[int, float], ...] = ()
+    extend_ms: tuple[tuple[int, float], ...] = ()
+    overhead_ms: float = Field(default=0.0, ge=0)
+    plain_overhead_ms: float = Field(default=0.0, ge=0)
+
+
+class Effective(_Frozen):
+    """What the engine really runs now. `active`: the last step speculated."""
+
+    num_steps: int
+    topk: int
+    num_draft_tokens: int
+    disable_threshold: int | None = Field(description="None: never disabled by load")
+    active: bool
+
+
+class Counters(_Frozen):
+    """Since engine start, monotone. One step of one request counts 1 in `steps` (speculative) or `plain_steps`."""
+
+    steps: int = 0
+    plain_steps: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    emitted_tokens: int = 0
+
+
+class EngineReport(_Frozen):
+    """Body of GET /v1/speculation.
+
+    accept_length: mean tokens a speculative step commits, bonus included; None before the first one.
+    accept[d-1]: probability that at least d draft tokens of a step are accepted.
+    concurrency_seconds_total: integral of running + waiting over time; a window's mean is the difference over the time.
+    """
+
+    method: str
+    effective: Effective
+    envelope: Envelope
+    running: int
+    waiting: int
+    context_tokens: int = Field(description="KV rows of the running requests together")
+    max_running_requests: int
+    concurrency_seconds_total: float
+    accept_length: float | None
+    accept: tuple[float, ...]
+    counters: Counters
+    profile: CostProfile | None
+    reason: str

@@ -1,0 +1,41 @@
+"""The engine's errors, raised where the bad value enters.
+
+    PilotfishError
+    ├── UsageError             the command line or a file it names cannot work: one sentence, exit code 2
+    │   ├── CheckpointError    a model file is missing, truncated, foreign or misfits its config
+    │   └── MethodError        an unknown method, or one that the checkpoint does not fit
+    └── RequestError           what a client sent cannot be served: a 4xx with the field's name
+        └── EnvelopeError      a speculation setting out of the method's range
+
+Each message names the thing, the value and what would work.
+"""
+
+from __future__ import annotations
+
+
+class PilotfishError(Exception):
+    pass
+
+
+class UsageError(PilotfishError):
+    pass
+
+
+class CheckpointError(UsageError):
+    pass
+
+
+class MethodError(UsageError):
+    pass
+
+
+class RequestError(PilotfishError):
+    """`field`: the name of the request's field at fault, as the client wrote it; None when it is the whole body."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class EnvelopeError(RequestError):
+    pass

@@ -1,0 +1,104 @@
+"""What the HTTP process and the model process say to each other: msgspec structs over two ZeroMQ sockets.
+
+Knows nothing about HTTP, tensors or sockets. Every message is bounded by what the HTTP process let in.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How one request is sampled and when it ends. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A tokenised request. The prompt has 1 … max_model_len − 1 tokens (checked in the HTTP process)."""
+
+    request_id: str
+    prompt: list[int]
+    params: SamplingParams
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    request_id: str
+
+
+class AskReport(msgspec.Struct, frozen=True, tag=True):
+    call_id: str
+
+
+class SetEnvelope(msgspec.Struct, frozen=True, tag=True):
+    """`update` is the JSON of a contract.EnvelopeUpdate, validated by the HTTP process."""
+
+    call_id: str
+    update: bytes
+
+
+class FlushCache(msgspec.Struct, frozen=True, tag=True):
+    call_id: str
+
+
+ToCore = Submit | Abort | AskReport | SetEnvelope | FlushCache
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens that one step committed to one request, and its end if it came.
+
+    text_end: with a stop string, how many characters of the whole decoded answer are to be returned.
+    counts are totals of the request so far.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    text_end: int | None = None
+    error: str | None = None
+    cached_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+
+
+class Outputs(msgspec.Struct, frozen=True, tag=True):
+    outputs: list[Output]
+
+
+class Answer(msgspec.Struct, frozen=True, tag=True):
+    """To AskReport (`body`: JSON of a contract.EngineReport), SetEnvelope (the same) and FlushCache (empty).
+    `error`: a sentence for the caller; the call then changed nothing."""
+
+    call_id: str
+    body: bytes = b""
+    error: str | None = None
+
+
+class CoreReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The model is loaded and warm. The limits are what the HTTP process checks requests against."""
+
+    max_model_len: int
+    max_running_requests: int
+    kv_tokens: int
+    method: str
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
+    """Every second, from the model loop itself. `unready`: why the engine must not be routed to, or None."""
+
+    unready: str | None = None
+
+
+FromCore = Outputs | Answer | CoreReady | Heartbeat

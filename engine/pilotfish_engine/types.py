@@ -1,0 +1,136 @@
+"""The frozen types that pass between scheduler, worker and speculation, one per phase, and the protocols between them.
+
+Torch-free: tensors appear as `Array`, so that the scheduler can be read and tested without a model.
+A *row* is a place in the worker's fixed-shape state; a running request owns one from admission to release.
+A *slot* is one KV position of the pool: page * page_size + offset. Page 0 is scratch: padding writes there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from pilotfish_engine.contract.speculation import CostProfile, Effective, Envelope
+from pilotfish_engine.messages import SamplingParams
+
+
+class Array(Protocol):
+    """A tensor as the scheduler sees it: something that can be copied to the host, once."""
+
+    def tolist(self) -> list[int]: ...
+
+
+class ForwardMode(Enum):
+    EXTEND = "extend"  # prompt chunks
+    DECODE = "decode"  # one speculative or plain step
+    IDLE = "idle"  # a data-parallel rank without work
+
+
+@dataclass(frozen=True)
+class Admission:
+    """A request gets a row: `cached_len` KV rows are already right, in `pages` (all reserved pages, in order)."""
+
+    row: int
+    token_ids: Sequence[int]  # prompt, and after a retraction the tokens generated before it
+    cached_len: int
+    pages: Sequence[int]
+    params: SamplingParams
+    seed: int
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Tokens [start, end) of a row's known tokens go through the model; `last`: a token is sampled from the final one."""
+
+    row: int
+    start: int
+    end: int
+    last: bool
+
+
+@dataclass(frozen=True)
+class NewPages:
+    """Pages appended to a row's table, the first of them at index `first`."""
+
+    row: int
+    first: int
+    pages: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One call of the worker. DECODE uses `rows`; EXTEND uses `chunks`. Every row has `reserve_tokens` slots reserved
+    past its last known token."""
+
+    mode: ForwardMode
+    rows: Sequence[int] = ()
+    chunks: Sequence[Chunk] = ()
+    new_pages: Sequence[NewPages] = ()
+    context_tokens: int = 0  # KV rows of the batch together, as far as the host knows
+
+
+@dataclass(frozen=True)
+class GenerationBatchResult:
+    """What a step committed, in the flat strided form of every method.
+
+    next_token_ids: int32 [batch_size * num_draft_tokens]; request i owns the stride from i * num_draft_tokens, its
+    first accept_lens[i] entries are committed, the rest is padding. accept_lens: int32 [batch_size], ≥ 1 for DECODE;
+    for EXTEND 1 on chunks that are `last`, 0 on the others. draft_lens: int32 [batch_size], draft tokens verified.
+    """
+
+    next_token_ids: Array
+    accept_lens: Array
+    draft_lens: Array
+    num_draft_tokens: int
+
+
+@dataclass(frozen=True)
+class WorkerLimits:
+    max_running_requests: int
+    max_model_len: int
+    page_size: int
+    num_pages: int  # scratch page 0 not counted: pages 1 … num_pages are allocatable
+    eos_token_ids: frozenset[int] = field(default_factory=frozenset)
+
+
+class Worker(Protocol):
+    """Runs batches for the scheduler. Which method speculates, or none, does not show here."""
+
+    @property
+    def limits(self) -> WorkerLimits: ...
+
+    @property
+    def reserve_tokens(self) -> int:
+        """Slots that a DECODE step may write past a row's known tokens, for every setting within the envelope."""
+        ...
+
+    def admit(self, admission: Admission) -> None: ...
+
+    def forward_batch_generation(self, batch: Batch) -> GenerationBatchResult: ...
+
+    def reusable_len(self, row: int, seq_len: int) -> int:
+        """How many of the row's first `seq_len` KV rows are right in every pool and may enter the prefix cache."""
+        ...
+
+    def release(self, row: int) -> None: ...
+
+    def set_envelope(self, envelope: Envelope) -> None:
+        """Takes effect at the next step. Raises EnvelopeError on what the method cannot do; then nothing changes."""
+        ...
+
+    def speculation_report(self) -> SpeculationReport: ...
+
+
+@dataclass(frozen=True)
+class SpeculationReport:
+    """The worker's share of contract.EngineReport."""
+
+    method: str
+    effective: Effective
+    envelope: Envelope
+    accept_length: float | None
+    accept: tuple[float, ...]
+    profile: CostProfile | None
+    reason: str
