@@ -1,0 +1,109 @@
+"""Plain-torch twins of every kernel: the definition that the fast ones are tested against, and the fallback.
+
+Works in the dtype of its inputs, accumulating in float32 at least (float64 in, float64 throughout). Reads nothing to the
+host: sizes come from shapes, lengths stay in tensors. Knows nothing about models, layers or requests' lives.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pilotfish_engine.worker.inputs import ForwardInputs
+
+TOKEN_BLOCK = 16  # tokens whose gathered K and V rows are held at a time
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [N, in] · weight [out, in]ᵀ + bias [out] → [N, out]."""
+    return functional.linear(x, weight, bias)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [N, H] over its root mean square, times weight [H] → [N, H]."""
+    wide = _wide(x)
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * scale * _wide(weight)).to(x.dtype)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """residual [N, H] += x [N, H], in place, rounded to its dtype; returns (rms_norm(residual), residual)."""
+    residual.copy_(_wide(residual) + _wide(x))
+    return rms_norm(residual, weight, eps), residual
+
+
+def rope_and_write(
+    qkv: Tensor, positions: Tensor, cos_sin: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor
+) -> Tensor:
+    """Rotates Q and K (NeoX: halves paired), writes K and V of token n to row slots[n] of the caches, returns Q.
+
+    qkv [N, (Hq + 2·Hkv)·D], positions and slots int64 [N], cos_sin [max_positions, D] (cosines, then sines, D/2 each),
+    caches [num_slots, Hkv, D]; → [N, Hq, D]. Of equal slots (scratch, for padding) any one row wins.
+    """
+    num_kv_heads, head_dim = k_cache.shape[1:]
+    heads = qkv.view(qkv.shape[0], -1, head_dim)
+    num_heads = heads.shape[1] - 2 * num_kv_heads
+    table = cos_sin[positions].unsqueeze(1)
+    cos, sin = table.chunk(2, dim=-1)
+    first, second = _wide(heads[:, : num_heads + num_kv_heads]).chunk(2, dim=-1)
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(qkv.dtype)
+    k_cache.index_copy_(0, slots, rotated[:, num_heads:])
+    v_cache.index_copy_(0, slots, heads[:, num_heads + num_kv_heads :])
+    return rotated[:, :num_heads].contiguous()
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """gate_up [N, 2F] → silu(first half) · second half, [N, F]."""
+    gate, up = _wide(gate_up).chunk(2, dim=-1)
+    return (functional.silu(gate) * up).to(gate_up.dtype)
+
+
+def paged_attention(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, page_size: int, inputs: ForwardInputs, scale: float
+) -> Tensor:
+    """q [N, Hq, D] over the rows that `inputs` lets each token see of one layer's caches [num_slots, Hkv, D] → [N, Hq, D].
+
+    Grouped heads: query head h reads KV head h // (Hq / Hkv). Tokens past q_indptr[B] (padding), and any that see no
+    row, give zeros.
+    """
+    visible, rows = visible_rows(inputs, page_size)
+    group = q.shape[1] // k_cache.shape[1]
+    out = torch.empty_like(q)
+    for start in range(0, q.shape[0], TOKEN_BLOCK):
+        block = slice(start, start + TOKEN_BLOCK)
+        seen, slots = visible[block], rows[block]
+        k = _wide(k_cache[slots]).masked_fill(~seen[:, :, None, None], 0)  # [n, L, Hkv, D]
+        v = _wide(v_cache[slots]).masked_fill(~seen[:, :, None, None], 0)
+        grouped = _wide(q[block]).unflatten(1, (-1, group))  # [n, Hkv, G, D]
+        scores = torch.einsum("nkgd,nlkd->nkgl", grouped, k) * scale
+        scores = scores.masked_fill(~seen[:, None, None, :], -torch.inf)
+        weights = torch.softmax(scores, dim=-1).masked_fill(~seen[:, None, None, :], 0)
+        out[block] = torch.einsum("nkgl,nlkd->nkgd", weights, v).flatten(1, 2).to(q.dtype)
+    return out
+
+
+def visible_rows(inputs: ForwardInputs, page_size: int) -> tuple[Tensor, Tensor]:
+    """Per token: which of its request's KV rows it sees, bool [N, L], and their slots, int64 [N, L] (0 where unseen)."""
+    num_tokens, num_requests = inputs.token_ids.shape[0], inputs.page_table.shape[0]
+    device = inputs.token_ids.device
+    token = torch.arange(num_tokens, device=device)
+    row = torch.arange(inputs.page_table.shape[1] * page_size, device=device)
+    request = torch.searchsorted(inputs.q_indptr[1:].contiguous(), token, right=True)
+    is_real = request < num_requests
+    request = request.clamp(max=num_requests - 1)
+    prefix = inputs.prefix_lens.long()[request][:, None]  # [N, 1]
+    own = row[None, :] - prefix  # [N, L], j of row prefix + j; negative in the prefix
+    if inputs.tree_mask is None:
+        number = token - inputs.q_indptr.long()[request]
+        sees_own = own <= number[:, None]
+    else:
+        bit = (inputs.tree_mask[:, None] >> own.clamp(0, 63)) & 1
+        sees_own = (own < 64) & (bit == 1)
+    visible = is_real[:, None] & ((own < 0) | sees_own)
+    slots = inputs.page_table.long()[request][:, row // page_size] * page_size + row % page_size
+    return visible, slots.masked_fill(~visible, 0)

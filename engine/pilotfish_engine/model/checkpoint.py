@@ -1,0 +1,69 @@
+"""A checkpoint's tensors behind one protocol, whatever the file format, and the check that they are all there.
+
+Names are Hugging Face's. Nothing is filled in: a missing, extra or misshaped tensor is an error that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from pilotfish_engine.errors import CheckpointError
+from pilotfish_engine.model.gguf_checkpoint import GgufCheckpoint
+from pilotfish_engine.model.safetensors_checkpoint import SafetensorsCheckpoint
+from pilotfish_engine.model.shape import ModelShape
+
+FORMATS = "a .gguf file, or a folder with config.json and *.safetensors"
+
+
+class Checkpoint(Protocol):
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def shape(self) -> ModelShape: ...
+
+    @property
+    def tensor_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Every tensor in the files by name, without reading their data."""
+        ...
+
+    def read(self, name: str) -> Tensor:
+        """The tensor in its own floating dtype, or float32 where it was quantised."""
+        ...
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Raises CheckpointError when there is nothing at `path`, or nothing that can be read as a model."""
+    if path.is_dir():
+        return SafetensorsCheckpoint(path)
+    if not path.exists():
+        raise CheckpointError(f"{path}: no such model; {FORMATS} would work")
+    if path.suffix != ".gguf":
+        raise CheckpointError(f"{path}: not a model; {FORMATS} would work")
+    return GgufCheckpoint(path)
+
+
+def check_tensors(checkpoint: Checkpoint) -> None:
+    """Raises CheckpointError unless the files hold exactly the tensors of the shape that their config claims."""
+    found, expected = checkpoint.tensor_shapes, dict(checkpoint.shape.tensor_shapes())
+    for name, shape in expected.items():
+        if name not in found:
+            raise CheckpointError(
+                f"{checkpoint.path}: tensor {name} is missing; its config asks for shape {list(shape)}, "
+                f"and the files hold {len(found)} of {len(expected)} tensors; a complete checkpoint would work"
+            )
+        if found[name] != shape:
+            raise CheckpointError(
+                f"{checkpoint.path}: tensor {name} has shape {list(found[name])}, but its config asks for "
+                f"{list(shape)}; files and config of the same model would work"
+            )
+    for name in found:
+        if name not in expected:
+            raise CheckpointError(
+                f"{checkpoint.path}: tensor {name} of shape {list(found[name])} is none that {checkpoint.shape.architecture} "
+                "has; a checkpoint without it would work"
+            )

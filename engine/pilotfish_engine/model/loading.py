@@ -1,0 +1,69 @@
+"""From a model file to a Decoder, or only to its shape."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pilotfish_engine.model.checkpoint import Checkpoint, check_tensors, open_checkpoint
+from pilotfish_engine.model.decoder import Decoder
+from pilotfish_engine.model.layers import Attention, DecoderLayer, GatedMLP, RMSNorm
+from pilotfish_engine.model.linear import Linear
+from pilotfish_engine.model.rope import cos_sin_table
+from pilotfish_engine.model.shape import ModelShape
+
+
+def read_shape(source: Path) -> ModelShape:
+    """What `load` would build, from the metadata alone. Raises CheckpointError."""
+    return open_checkpoint(source).shape
+
+
+def load(
+    source: Path, dtype: torch.dtype, device: torch.device | str = "cpu", max_positions: int | None = None
+) -> Decoder:
+    """Reads every weight as `dtype` on `device`; rotary tables reach `max_positions`, or the checkpoint's own limit.
+
+    Raises CheckpointError, before any weight is read, where the files are not exactly the model that they claim to be.
+    """
+    checkpoint = open_checkpoint(source)
+    check_tensors(checkpoint)
+    shape = checkpoint.shape
+    weights = _Weights(checkpoint, dtype, torch.device(device))
+    cos_sin = cos_sin_table(shape.rope, shape.head_dim, max_positions or shape.max_position_embeddings).to(device)
+    embed = weights.read("model.embed_tokens.weight")
+    head = embed if shape.tie_word_embeddings else weights.read("lm_head.weight")
+    layers = [_layer(weights, shape, f"model.layers.{index}.", cos_sin) for index in range(shape.num_layers)]
+    norm = RMSNorm(weights.read("model.norm.weight"), shape.rms_norm_eps)
+    return Decoder(shape, embed, layers, norm, Linear(head))
+
+
+class _Weights:
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
+        self.checkpoint = checkpoint
+        self.dtype = dtype
+        self.device = device
+
+    def read(self, *names: str) -> Tensor:
+        """The tensors of these names, stacked along their first axis."""
+        parts = [self.checkpoint.read(name).to(self.device, self.dtype) for name in names]
+        return torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
+
+
+def _layer(weights: _Weights, shape: ModelShape, prefix: str, cos_sin: Tensor) -> DecoderLayer:
+    qkv = [f"{prefix}self_attn.{name}_proj" for name in "qkv"]
+    qkv_bias = weights.read(*(f"{name}.bias" for name in qkv)) if shape.qkv_bias else None
+    return DecoderLayer(
+        attention_norm=RMSNorm(weights.read(prefix + "input_layernorm.weight"), shape.rms_norm_eps),
+        attention=Attention(
+            qkv=Linear(weights.read(*(f"{name}.weight" for name in qkv)), qkv_bias),
+            out=Linear(weights.read(prefix + "self_attn.o_proj.weight")),
+            cos_sin=cos_sin,
+        ),
+        mlp_norm=RMSNorm(weights.read(prefix + "post_attention_layernorm.weight"), shape.rms_norm_eps),
+        mlp=GatedMLP(
+            gate_up=Linear(weights.read(prefix + "mlp.gate_proj.weight", prefix + "mlp.up_proj.weight")),
+            down=Linear(weights.read(prefix + "mlp.down_proj.weight")),
+        ),
+    )

@@ -1,0 +1,95 @@
+"""A Hugging Face folder: config.json beside one model.safetensors, or shards with an index. No pickles, no remote code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from pilotfish_engine.errors import CheckpointError
+from pilotfish_engine.model.shape import ModelShape, shape_from_config, token_ids
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+class SafetensorsCheckpoint:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        config_file = path / "config.json"
+        if not config_file.exists():
+            raise CheckpointError(f"{path}: no config.json; a folder with config.json and *.safetensors would work")
+        config = _read_json(config_file)
+        shape = shape_from_config(config, str(config_file))
+        generation_file = path / "generation_config.json"
+        if generation_file.exists():
+            more = token_ids(_read_json(generation_file).get("eos_token_id"))
+            shape = replace(shape, eos_token_ids=tuple(dict.fromkeys(shape.eos_token_ids + more)))
+        self.shape: ModelShape = shape
+
+    @cached_property
+    def _files(self) -> Mapping[str, Any]:
+        """Tensor name → the open file that holds it."""
+        index_file, single = self.path / INDEX, self.path / SINGLE
+        if index_file.exists():
+            weight_map = _read_json(index_file).get("weight_map")
+            if not isinstance(weight_map, dict):
+                raise CheckpointError(f"{index_file}: no weight_map; an index as transformers writes it would work")
+            handles = {name: _open(self.path / name) for name in sorted(set(weight_map.values()))}
+            present = {name: set(handle.keys()) for name, handle in handles.items()}
+            for tensor, name in weight_map.items():
+                if tensor not in present[name]:
+                    raise CheckpointError(
+                        f"{self.path / name}: tensor {tensor} is missing, which {INDEX} places there; "
+                        "shards and index of the same checkpoint would work"
+                    )
+            return {tensor: handle for name, handle in handles.items() for tensor in present[name]}
+        if single.exists():
+            handle = _open(single)
+            return {tensor: handle for tensor in handle.keys()}  # noqa: SIM118 (no mapping: it has keys() alone)
+        raise CheckpointError(f"{self.path}: neither {SINGLE} nor {INDEX}; one of them beside config.json would work")
+
+    @cached_property
+    def tensor_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        shapes = {
+            name: tuple(file.get_slice(name).get_shape())
+            for name, file in self._files.items()
+            if not name.endswith(".rotary_emb.inv_freq")  # a constant that early Llama checkpoints carry
+        }
+        if self.shape.tie_word_embeddings:  # many tied checkpoints store the shared matrix under both names
+            shapes.pop("lm_head.weight", None)
+        return shapes
+
+    def read(self, name: str) -> Tensor:
+        tensor: Tensor = self._files[name].get_tensor(name)
+        if not tensor.is_floating_point() or tensor.itemsize < 2:
+            raise CheckpointError(
+                f"{self.path}: tensor {name} is {str(tensor.dtype).removeprefix('torch.')}; "
+                "float32, float16 and bfloat16 would work"
+            )
+        return tensor
+
+
+def _open(file: Path) -> Any:
+    if not file.exists():
+        raise CheckpointError(f"{file}: no such file, though {INDEX} names it; all shards in one folder would work")
+    try:
+        return safe_open(file, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file}: not a whole safetensors file ({error}); downloading it again would work") from error
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file}: not readable as JSON ({error}); the model's own file would work") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file}: holds {type(value).__name__}, not an object; the model's own file would work")
+    return value
