@@ -1,0 +1,328 @@
+"""Cost profile + acceptance → the settings, threshold, speed and capacity to expect. Pure arithmetic over plain data.
+
+Used by each engine's controller at every few steps and by the operator for a whole model, so that both decide alike.
+Knows nothing about time, engines, pods or how the numbers were measured. Milliseconds of a step at batch `b` with
+`context_tokens` KV rows read in all, for `num_steps` k, `topk` t and `num_draft_tokens` n (root included):
+
+    plain step   verify_ms(b) + kv_ms_per_token · context_tokens + plain_overhead_ms                       1 token each
+    spec step    k · draft_ms(b·t) + verify_ms(b·n) + kv_ms_per_token · context_tokens
+                 + extend_ms(b·(k+1)) + overhead_ms                                         1 + expected_yield each
+
+Rates are tokens per second of the whole batch.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+
+from pilotfish_engine.contract.speculation import PLAIN, CostProfile, Envelope, Settings
+
+MARGIN = 0.01  # speculation must beat plain by more than this share: below it the estimates' noise decides
+SIBLINGS = 0.5
+_TOPKS = (1, 2, 4, 8)
+_TREE_SIZES = (4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """accept[d-1]: probability that a step of one request accepts at least d draft tokens of a chain (topk 1), a step
+    that found nothing to draft counting as none accepted. Depths past the end keep the last conditional probability.
+
+    siblings: how much the further candidates of a depth catch. Where the first alone is accepted with probability a,
+    one of the best t is with 1 - (1 - a)^(1 + siblings · ln t); 0 says that they catch nothing.
+
+    Values are clipped to [0, 1] and made non-increasing. Raises ValueError on NaN or a negative `siblings`.
+    """
+
+    accept: tuple[float, ...]
+    siblings: float = SIBLINGS
+
+    def __post_init__(self) -> None:
+        if any(math.isnan(p) for p in self.accept) or not self.siblings >= 0:
+            raise ValueError(f"acceptance {self.accept} with siblings {self.siblings}: probabilities and a number ≥ 0")
+        clipped = (min(1.0, max(0.0, p)) for p in self.accept)
+        object.__setattr__(self, "accept", tuple(accumulate(clipped, min)))
+
+    @classmethod
+    def from_length(cls, accept_length: float, depth: int = 8) -> Acceptance:
+        """The geometric curve whose chain of `depth` drafts commits `accept_length` tokens a step, bonus included."""
+        low, high = 0.0, 1.0
+        for _ in range(50):
+            middle = (low + high) / 2
+            if 1 + sum(middle**d for d in range(1, depth + 1)) < accept_length:
+                low = middle
+            else:
+                high = middle
+        return cls(tuple(high**d for d in range(1, depth + 1)))
+
+    def at_least(self, depth: int) -> float:
+        """Probability that a chain has `depth` ≥ 1 or more draft tokens accepted."""
+        known = len(self.accept)
+        if depth <= known:
+            return self.accept[depth - 1]
+        if not known:
+            return 0.0
+        return self.accept[-1] * self.conditional(known) ** (depth - known)
+
+    def conditional(self, depth: int) -> float:
+        """Probability that the draft at `depth` is accepted, given that those before it were."""
+        depth = min(depth, len(self.accept))
+        if depth == 0 or self.accept[depth - 1] == 0:
+            return 0.0
+        return self.accept[depth - 1] / self.accept[depth - 2] if depth > 1 else self.accept[0]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One setting and the tokens/s of the whole batch to expect of it."""
+
+    settings: Settings
+    tokens_per_second: float
+
+    def __str__(self) -> str:
+        return f"{describe(self.settings)} {self.tokens_per_second:.0f} tok/s"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to run, beside plain and the (up to) two best of the options not taken, best first.
+
+    speedup: tokens_per_second over plain's; 1.0 when plain was chosen. reason: all of it in one sentence.
+    """
+
+    settings: Settings
+    tokens_per_second: float
+    plain_tokens_per_second: float
+    speedup: float
+    rejected: tuple[Option, ...]
+    reason: str
+
+
+def describe(settings: Settings) -> str:
+    """`plain`, or the three numbers in the field's names."""
+    if settings.num_steps == 0:
+        return "plain"
+    return f"num_steps {settings.num_steps} topk {settings.topk} num_draft_tokens {settings.num_draft_tokens}"
+
+
+def plain_step_ms(profile: CostProfile, batch: int, context_tokens: int) -> float:
+    return _costs(profile).plain(batch, context_tokens)
+
+
+def spec_step_ms(profile: CostProfile, batch: int, context_tokens: int, settings: Settings) -> float:
+    """Of a speculative step; of a plain one when `settings` has no steps."""
+    return _costs(profile).step(settings, batch, context_tokens)
+
+
+def expected_yield(acceptance: Acceptance, settings: Settings) -> float:
+    """Draft tokens that one request's step accepts, the bonus token not counted.
+
+    A chain: the sum of P(at least d accepted) over the depths verified. A tree: the sum of the path probabilities of
+    its num_draft_tokens - 1 likeliest nodes, where a depth keeps its topk likeliest nodes as frontier (EAGLE-2) and
+    the candidate of rank r is right with the probability that `Acceptance.siblings` gives to rank r.
+    """
+    if settings.num_steps == 0:
+        return 0.0
+    best_nodes = _node_sums(acceptance, settings.topk, settings.num_steps)[settings.num_steps - 1]
+    return best_nodes[min(settings.num_draft_tokens - 1, len(best_nodes) - 1)]
+
+
+def plain_rate(profile: CostProfile, batch: int, context_tokens: int) -> float:
+    """Tokens/s of the batch under plain decoding."""
+    return 1000 * batch / plain_step_ms(profile, batch, context_tokens)
+
+
+def spec_rate(
+    profile: CostProfile, acceptance: Acceptance, batch: int, context_tokens: int, settings: Settings
+) -> float:
+    """Tokens/s of the batch under `settings`; plain_rate when it has no steps."""
+    committed = batch * (1 + expected_yield(acceptance, settings))
+    return 1000 * committed / spec_step_ms(profile, batch, context_tokens, settings)
+
+
+@lru_cache(maxsize=256)
+def candidates(envelope: Envelope) -> tuple[Settings, ...]:
+    """The speculative settings that the envelope allows, fewest verified tokens first. Fixed: exactly its own.
+
+    Adaptive: every num_steps; topk 1 with all of the chain verified, and topk 2, 4, 8 with num_draft_tokens from a
+    small ladder and the envelope's own bound, each large enough for one path to the last depth.
+    """
+    if envelope.num_steps == 0:
+        return ()
+    bound = envelope.num_draft_tokens
+    if envelope.tuning == "Fixed":
+        return (Settings(num_steps=envelope.num_steps, topk=envelope.topk, num_draft_tokens=bound),)
+    found = set()
+    for num_steps in range(1, min(envelope.num_steps, bound - 1) + 1):
+        found.add((num_steps + 1, num_steps, 1))
+        for topk in (t for t in _TOPKS if 1 < t <= envelope.topk):
+            whole_tree = 1 + topk + (num_steps - 1) * topk * topk
+            sizes = {*_TREE_SIZES, bound, whole_tree}
+            found |= {(n, num_steps, topk) for n in sizes if num_steps + 1 < n <= min(bound, whole_tree)}
+    return tuple(Settings(num_steps=k, topk=t, num_draft_tokens=n) for n, k, t in sorted(found))
+
+
+def best(
+    profile: CostProfile,
+    acceptance: Acceptance,
+    batch: int,
+    context_tokens: int,
+    envelope: Envelope,
+    margin: float = MARGIN,
+) -> Choice:
+    """What an engine with this envelope runs at this load: the fastest candidate, or plain unless that one beats it by
+    more than `margin`. From a numeric disable_threshold on it is plain; Fixed below a numeric one is the envelope's
+    settings, whatever they are worth. Ties go to the option that verifies fewer tokens.
+
+    Raises ValueError on batch < 1 or an unusable profile.
+    """
+    if batch < 1:
+        raise ValueError(f"batch is {batch}; a step has at least 1 request")
+    plain = Option(PLAIN, plain_rate(profile, batch, context_tokens))
+    threshold = envelope.disable_threshold
+    disabled = threshold != "Auto" and batch >= threshold
+    options = [] if disabled else _ranked(profile, acceptance, batch, context_tokens, envelope)
+    forced = envelope.tuning == "Fixed" and threshold != "Auto"
+    wins = bool(options) and (forced or options[0].tokens_per_second > plain.tokens_per_second * (1 + margin))
+    chosen = options.pop(0) if wins else plain
+    rejected = sorted([*options[:2], *([plain] if wins else [])], key=lambda option: -option.tokens_per_second)[:2]
+    speedup = chosen.tokens_per_second / plain.tokens_per_second
+    if disabled:
+        why = f"disable_threshold {threshold} reached"
+    elif wins:
+        why = f"{speedup:.2f} × plain at {1 + expected_yield(acceptance, chosen.settings):.2f} tokens a step"
+    else:
+        why = "nothing allowed beats it" if options else "no speculative setting is allowed"
+    others = "; ".join(str(option) for option in rejected)
+    reason = f"{chosen} with {batch} running ({why})" + (f", before {others}" if others else "")
+    return Choice(chosen.settings, chosen.tokens_per_second, plain.tokens_per_second, speedup, tuple(rejected), reason)
+
+
+def disable_threshold(
+    profile: CostProfile,
+    acceptance: Acceptance,
+    context_per_request: float,
+    envelope: Envelope,
+    max_batch: int,
+    margin: float = MARGIN,
+) -> int | None:
+    """The smallest b ≥ 1 such that at no batch from b to max_batch a candidate of the envelope beats plain by more than
+    `margin`; None when one still does at max_batch. The envelope's own disable_threshold is not looked at.
+    """
+    costs, by_size = _costs(profile), candidates(envelope)
+    committed = {settings: 1 + expected_yield(acceptance, settings) for settings in by_size}
+    for batch in range(max_batch, 0, -1):
+        context = int(context_per_request * batch)
+        bar = (1 + margin) / costs.plain(batch, context)
+        if any(committed[settings] > bar * costs.step(settings, batch, context) for settings in by_size):
+            return batch + 1 if batch < max_batch else None
+    return 1
+
+
+def capacity(
+    profile: CostProfile,
+    acceptance: Acceptance,
+    context_per_request: float,
+    envelope: Envelope,
+    slo_tokens_per_second_per_user: float | None,
+    max_batch: int,
+) -> int:
+    """The largest b ≤ max_batch at which each of b users gets the SLO's tokens/s under the settings that `best` runs
+    at that b; max_batch without an SLO, 0 when one user alone would get less.
+    """
+    if slo_tokens_per_second_per_user is None:
+        return max_batch
+    for batch in range(max_batch, 0, -1):
+        choice = best(profile, acceptance, batch, int(context_per_request * batch), envelope)
+        if choice.tokens_per_second >= slo_tokens_per_second_per_user * batch:
+            return batch
+    return 0
+
+
+def _ranked(
+    profile: CostProfile, acceptance: Acceptance, batch: int, context_tokens: int, envelope: Envelope
+) -> list[Option]:
+    """Candidates, fastest first; the stable sort leaves the smaller one first among equals."""
+    costs = _costs(profile)
+    options = [
+        Option(s, 1000 * batch * (1 + expected_yield(acceptance, s)) / costs.step(s, batch, context_tokens))
+        for s in candidates(envelope)
+    ]
+    return sorted(options, key=lambda option: -option.tokens_per_second)
+
+
+@lru_cache(maxsize=64)
+def _node_sums(acceptance: Acceptance, topk: int, num_steps: int) -> tuple[tuple[float, ...], ...]:
+    """[k-1][j]: summed path probability of the j likeliest nodes of a tree of k steps, for k ≤ num_steps, j ≤ 63."""
+    frontier, nodes, sums = [1.0], list[float](), []
+    for depth in range(1, num_steps + 1):
+        miss = 1 - (acceptance.at_least(depth) if topk == 1 else acceptance.conditional(depth))
+        if topk == 1:
+            level = [1 - miss]
+        else:
+            missed = [1.0] + [miss ** (1 + acceptance.siblings * math.log(rank)) for rank in range(1, topk + 1)]
+            ranks = [missed[r] - missed[r + 1] for r in range(topk)]
+            level = sorted((path * rank for path in frontier for rank in ranks), reverse=True)
+        frontier = level[:topk]
+        nodes = sorted(nodes + level, reverse=True)[:63]
+        sums.append(tuple(accumulate(nodes, initial=0.0)))
+    return tuple(sums)
+
+
+class _Table:
+    """(size, ms) points, read linearly between them, flat before the first, on with the last slope after the last.
+
+    Measurement noise never makes more work cheaper: each point counts at least what a smaller size costs.
+    """
+
+    def __init__(self, points: Iterable[tuple[int, float]]) -> None:
+        ordered = sorted(points)
+        self._sizes = [size for size, _ in ordered]
+        self._ms: Sequence[float] = list(accumulate((ms for _, ms in ordered), max))
+
+    def __call__(self, n: float) -> float:
+        sizes, ms = self._sizes, self._ms
+        if not sizes:
+            return 0.0
+        if n <= sizes[0]:
+            return ms[0]
+        if len(sizes) == 1:
+            return ms[0] * n / sizes[0]
+        right = min(bisect_right(sizes, n), len(sizes) - 1)
+        left = right - 1
+        return ms[left] + (ms[right] - ms[left]) * (n - sizes[left]) / (sizes[right] - sizes[left])
+
+
+class _Costs:
+    """The formulas of the module's docstring over one profile's tables."""
+
+    def __init__(self, profile: CostProfile) -> None:
+        if not profile.verify_ms or not all(size > 0 and ms > 0 for size, ms in profile.verify_ms):
+            raise ValueError(f"verify_ms is {profile.verify_ms}; it needs at least one point, sizes and times above 0")
+        self._verify = _Table(profile.verify_ms)
+        self._draft = _Table(profile.draft_ms)
+        self._extend = _Table(profile.extend_ms)
+        self._kv = profile.kv_ms_per_token
+        self._overhead = profile.overhead_ms
+        self._plain_overhead = profile.plain_overhead_ms
+
+    def plain(self, batch: int, context_tokens: int) -> float:
+        return self._verify(batch) + self._kv * context_tokens + self._plain_overhead
+
+    def step(self, settings: Settings, batch: int, context_tokens: int) -> float:
+        steps = settings.num_steps
+        if steps == 0:
+            return self.plain(batch, context_tokens)
+        draft = steps * self._draft(batch * settings.topk) + self._extend(batch * (steps + 1))
+        verify = self._verify(batch * settings.num_draft_tokens) + self._kv * context_tokens
+        return draft + verify + self._overhead
+
+
+@lru_cache(maxsize=64)
+def _costs(profile: CostProfile) -> _Costs:
+    return _Costs(profile)
