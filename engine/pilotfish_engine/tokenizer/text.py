@@ -1,0 +1,67 @@
+"""From committed tokens to text that may be shown: whole characters, and nothing that a stop string may yet take back.
+
+The HTTP process and the model process both run this over the same tokens, so that character offsets mean the same.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence
+
+from pilotfish_engine.tokenizer.vocabulary import Tokenizer
+
+
+class Detokenizer:
+    """One answer. All that `append` returned, with `flush` at the end, is exactly `tokenizer.decode` of its tokens."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def append(self, token_ids: Iterable[int]) -> str:
+        """The characters that these tokens complete; possibly none."""
+        return self._decoder.decode(b"".join(map(self._tokenizer.piece, token_ids)))
+
+    def flush(self) -> str:
+        """U+FFFD when the answer ends within a character, else nothing."""
+        return self._decoder.decode(b"", final=True)
+
+
+class StopStrings:
+    """Finds the first stop string in one answer, token by token.
+
+    A stop string ends the answer at the token that completes it; of two completed by one token the earlier start wins.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stops = tuple(stops)
+        self._keep = max(map(len, self._stops), default=1) - 1  # a match may begin this far before new text
+        self._tail = ""
+        self._tail_start = 0
+
+    def append(self, token_id: int) -> int | None:
+        """`text_end`: the number of characters before the stop string that this token completes, or None."""
+        new = self._detokenizer.append((token_id,))
+        if not new or not self._stops:
+            return None
+        text = self._tail + new
+        starts = [start for stop in self._stops if (start := text.find(stop)) >= 0]
+        if starts:
+            return self._tail_start + min(starts)
+        cut = max(0, len(text) - self._keep)
+        self._tail_start += cut
+        self._tail = text[cut:]
+        return None
+
+
+def held_back(text: str, stops: Sequence[str]) -> int:
+    """How many last characters of `text` may be the beginning of a stop string, and must not be shown yet."""
+    return max((_overlap(text, stop) for stop in stops), default=0)
+
+
+def _overlap(text: str, stop: str) -> int:
+    for length in range(min(len(stop) - 1, len(text)), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0
