@@ -20,13 +20,13 @@ NATIVE := $(wildcard setup.py) $(sort $(shell find engine -name '*.cpp' -o -name
 ENVIRONMENT := $(VENV)/stamp/environment-$(call sum,requirements/tools.txt requirements/dev.txt requirements/data.txt)
 PROJECT := $(VENV)/stamp/project-$(call sum,pyproject.toml $(NATIVE))
 
-TYPED := engine operator sandbox demo benchmarks tests
+TYPED := engine operator sandbox demo benchmarks charts tests
 # Quick ones first, so that a mistake shows in the first minute.
 TESTS ?= tests/contract tests/house tests/operator tests/engine tests/chart tests/sandbox tests/e2e
 
 say = printf '\n\033[1m== %s\033[0m\n' $(1)
 
-.PHONY: help install sandbox check test demo bench lock down clean
+.PHONY: help install sandbox check test demo bench crds lock down clean
 
 help:  ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,10 @@ bench: install  ## CPU figures: plain, n-gram, adaptive, beside the floor and th
 
 down:  ## end every local cluster that was kept
 	@test ! -x $(PY) || $(PY) -m sandbox down
+
+crds: install  ## write the CRD from the operator's models, and the chart's copy of it
+	@$(PY) -m pilotfish_operator.crd crds
+	@$(PY) -m pilotfish_operator.crd charts/pilotfish/files/crds
 
 lock: $(ENVIRONMENT)  ## pin the newest versions that pyproject.toml allows (UPGRADE=1 to move pins)
 	@compile() { out=requirements/$$1.txt; shift; echo "$$out"; \
