@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from pilotfish_operator import kinds
 from tests.chart.conftest import CHART, ROOT, Manifest, Render
 
 EVERYTHING: dict[str, Any] = {
@@ -173,3 +174,26 @@ def test_chart_version_is_the_projects(helm: Path) -> None:
     assert f'version = "{chart["appVersion"]}"' in (ROOT / "pyproject.toml").read_text()
     example = yaml.safe_load(chart["annotations"]["artifacthub.io/crdsExamples"])
     assert [model["kind"] for model in example] == ["SpeculativeModel"]
+
+
+def rights(rules: list[dict[str, list[str]]]) -> set[tuple[str, str, str]]:
+    return {
+        (group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+@pytest.mark.parametrize("namespaces", [[], ["a"]])
+def test_the_roles_give_what_the_operator_uses_and_no_more(render: Render, namespaces: list[str]) -> None:
+    manifests = render(watch__namespaces=namespaces)
+    lease = next(role for role in of_kind(manifests, "Role") if role["metadata"]["name"].endswith("-lease"))
+    assert rights(lease["rules"]) == rights(kinds.lease_permissions())
+    named = [rule for rule in lease["rules"] if rule["verbs"] != ["create"]]  # a name is not known to `create`
+    assert [rule["resourceNames"] for rule in named] == [["pilotfish-operator"]]
+    roles = of_kind(manifests, "ClusterRole") or [
+        role for role in of_kind(manifests, "Role") if role["metadata"]["namespace"] == "a"
+    ]
+    assert [rights(role["rules"]) for role in roles] == [rights(kinds.permissions())]

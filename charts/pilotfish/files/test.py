@@ -14,7 +14,9 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-ACCOUNT = pathlib.Path("/var/run/secrets/kubernetes.io/serviceaccount")
+ACCOUNT = pathlib.Path(
+    os.environ.get("KUBERNETES_SERVICEACCOUNT_DIR", "/var/run/secrets/kubernetes.io/serviceaccount")
+)
 LEASE_SECONDS = 60
 
 
