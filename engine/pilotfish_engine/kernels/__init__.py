@@ -1,16 +1,46 @@
 """The engine's kernels: `rms_norm`, `add_rms_norm`, `rope_and_write`, `silu_and_mul`, `paged_attention`, `linear`.
 
-Each call goes to the backend of its tensors' device and dtype, and to the plain-torch twin in `reference` where there is
-none. All accumulate in float32. Nothing here knows about models or requests.
+Each call goes to the backend of its first tensor's device and dtype: C++ on a CPU in float32 and bfloat16, else the
+plain-torch twin in `reference`, where the contracts stand. All accumulate in float32. Nothing here knows about models or
+requests.
 """
 
-from pilotfish_engine.kernels.reference import (
-    add_rms_norm,
-    linear,
-    paged_attention,
-    rms_norm,
-    rope_and_write,
-    silu_and_mul,
-)
+from __future__ import annotations
+
+from types import ModuleType
+
+from torch import Tensor
+
+from pilotfish_engine.kernels import cpu, reference
+from pilotfish_engine.kernels.reference import linear
+from pilotfish_engine.worker.inputs import ForwardInputs
 
 __all__ = ["add_rms_norm", "linear", "paged_attention", "rms_norm", "rope_and_write", "silu_and_mul"]
+
+
+def _backend(x: Tensor) -> ModuleType:
+    return cpu if x.is_cpu and x.dtype in cpu.DTYPES else reference
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return _backend(x).rms_norm(x, weight, eps)  # type: ignore[no-any-return]
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return _backend(x).add_rms_norm(x, residual, weight, eps)  # type: ignore[no-any-return]
+
+
+def rope_and_write(
+    qkv: Tensor, positions: Tensor, cos_sin: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor
+) -> Tensor:
+    return _backend(qkv).rope_and_write(qkv, positions, cos_sin, slots, k_cache, v_cache)  # type: ignore[no-any-return]
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    return _backend(gate_up).silu_and_mul(gate_up)  # type: ignore[no-any-return]
+
+
+def paged_attention(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, page_size: int, inputs: ForwardInputs, scale: float
+) -> Tensor:
+    return _backend(q).paged_attention(q, k_cache, v_cache, page_size, inputs, scale)  # type: ignore[no-any-return]

@@ -1,0 +1,138 @@
+"""The C++ kernels, called on the tensors' memory. Same contracts as their twins in `reference`.
+
+`DTYPES` is what they compute in; empty where they were not built, so that every call goes to the twins.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from collections.abc import Callable
+from ctypes import c_float, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from pilotfish_engine.kernels import reference
+from pilotfish_engine.worker.inputs import ForwardInputs
+
+BUILDS = {"DEFAULT": "_cpu", "NO AVX": "_cpu", "AVX2": "_cpu_v3", "AVX512": "_cpu_v4"}
+NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+LANES = 16  # the attention kernel takes head dimensions that are multiples of it,
+MAX_GROUP = 32  # and at most so many query heads for a KV head
+
+SIGNATURES = {
+    "rms_norm": [c_void_p] * 4 + [c_int64] * 2 + [c_float],
+    "rope_and_write": [c_void_p] * 7 + [c_int64] * 4,
+    "silu_and_mul": [c_void_p] * 2 + [c_int64] * 2,
+    "paged_attention": [c_void_p] * 8 + [c_int64] * 7 + [c_float],
+}
+
+
+def _load() -> ctypes.CDLL | None:
+    """The build for this CPU. Torch is imported above: its OpenMP library is the one that the kernels run on."""
+    name = BUILDS.get(torch.backends.cpu.get_cpu_capability(), "_cpu")
+    spec = importlib.util.find_spec(f"pilotfish_engine.kernels.{name}")
+    return None if spec is None or spec.origin is None else ctypes.CDLL(spec.origin)
+
+
+_library = _load()
+DTYPES = frozenset(NAMES) if _library is not None else frozenset()
+
+
+def _bind(kernel: str) -> dict[torch.dtype, Callable[..., None]]:
+    functions = {}
+    for dtype in DTYPES:
+        function = getattr(_library, f"{kernel}_{NAMES[dtype]}")
+        function.argtypes, function.restype = SIGNATURES[kernel], None
+        functions[dtype] = function
+    return functions
+
+
+_rms_norm, _rope_and_write = _bind("rms_norm"), _bind("rope_and_write")
+_silu_and_mul, _paged_attention = _bind("silu_and_mul"), _bind("paged_attention")
+
+
+def _check(dtype: torch.dtype, *tensors: Tensor) -> None:
+    for tensor in tensors:
+        if tensor.dtype is not dtype or not tensor.is_cpu or not tensor.is_contiguous():
+            raise TypeError(
+                f"kernel takes contiguous CPU tensors of {dtype}, got {tensor.dtype} {list(tensor.shape)} with strides "
+                f"{tensor.stride()} on {tensor.device}"
+            )
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    _check(x.dtype, x, weight)
+    rows, width = x.shape
+    assert weight.shape == (width,)
+    out = torch.empty_like(x)
+    _rms_norm[x.dtype](x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), rows, width, eps)
+    return out
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    _check(x.dtype, x, residual, weight)
+    rows, width = x.shape
+    assert weight.shape == (width,)
+    assert residual.shape == x.shape
+    out = torch.empty_like(x)
+    _rms_norm[x.dtype](x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, width, eps)
+    return out, residual
+
+
+def rope_and_write(
+    qkv: Tensor, positions: Tensor, cos_sin: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor
+) -> Tensor:
+    _check(qkv.dtype, qkv, k_cache, v_cache)
+    _check(torch.int64, positions, slots)
+    _check(torch.float32, cos_sin)
+    tokens, width = qkv.shape
+    _, kv_heads, dim = k_cache.shape
+    heads = width // dim - 2 * kv_heads
+    assert width == (heads + 2 * kv_heads) * dim
+    assert v_cache.shape == k_cache.shape
+    assert cos_sin.shape[1] == dim
+    assert positions.shape == slots.shape == (tokens,)
+    q = qkv.new_empty((tokens, heads, dim))
+    _rope_and_write[qkv.dtype](
+        qkv.data_ptr(), positions.data_ptr(), cos_sin.data_ptr(), slots.data_ptr(), q.data_ptr(),
+        k_cache.data_ptr(), v_cache.data_ptr(), tokens, heads, kv_heads, dim,
+    )  # fmt: skip
+    return q
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    _check(gate_up.dtype, gate_up)
+    rows, width = gate_up.shape
+    out = gate_up.new_empty((rows, width // 2))
+    _silu_and_mul[gate_up.dtype](gate_up.data_ptr(), out.data_ptr(), rows, width // 2)
+    return out
+
+
+def paged_attention(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, page_size: int, inputs: ForwardInputs, scale: float
+) -> Tensor:
+    tokens, heads, dim = q.shape
+    kv_heads = k_cache.shape[1]
+    if dim % LANES or heads > MAX_GROUP * kv_heads:
+        return reference.paged_attention(q, k_cache, v_cache, page_size, inputs, scale)
+    requests, max_pages = inputs.page_table.shape
+    _check(q.dtype, q, k_cache, v_cache)
+    _check(torch.int32, inputs.page_table, inputs.prefix_lens, inputs.q_indptr)
+    assert k_cache.shape == v_cache.shape
+    assert heads % kv_heads == 0
+    assert k_cache.shape[2] == dim
+    assert inputs.prefix_lens.shape == (requests,)
+    assert inputs.q_indptr.shape == (requests + 1,)
+    mask = inputs.tree_mask
+    if mask is not None:
+        _check(torch.int64, mask)
+        assert mask.shape == (tokens,)
+    out = torch.empty_like(q)
+    _paged_attention[q.dtype](
+        q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(), inputs.page_table.data_ptr(),
+        inputs.prefix_lens.data_ptr(), inputs.q_indptr.data_ptr(), None if mask is None else mask.data_ptr(),
+        tokens, requests, max_pages, page_size, heads, kv_heads, dim, scale,
+    )  # fmt: skip
+    return out

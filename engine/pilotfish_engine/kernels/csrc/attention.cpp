@@ -1,0 +1,270 @@
+// Attention of a ragged batch over a paged cache, causal or by a 64-bit ancestor mask.
+//
+// One work item is a tile of queries (tokens × the heads that share a KV head) against all rows that they see. Keys come
+// in blocks of 64 that start at multiples of 64 of the request's rows, whatever the batch, and each query's sums run in
+// the order of the rows: a token's result has the same bits alone, in a chunk and in a chain under verification.
+
+#include <omp.h>
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "vec.h"
+
+namespace {
+
+constexpr int64_t BLOCK = 64;     // keys, one bit each in a query's mask of the block
+constexpr int64_t MAX_ROWS = 32;  // queries of a tile
+
+struct Inputs {
+    const int32_t *page_table, *prefix_lens, *q_indptr;
+    const int64_t* tree_mask;  // null: causal
+    int64_t requests, max_pages, page_size;
+    int64_t heads, kv_heads, dim;
+    float scale;
+};
+
+struct Tile {
+    int64_t request, token, tokens, kv_head;  // token: the first, of the whole pass
+};
+
+struct Scratch {
+    float *q, *k, *v, *scores, *out;  // [rows, dim], [dim, BLOCK], [BLOCK, dim], [rows, BLOCK], [rows, dim]
+    float peak[MAX_ROWS], total[MAX_ROWS];
+};
+
+Scratch& scratch_of_thread(int64_t dim) {
+    thread_local Scratch scratch;
+    thread_local std::vector<float> memory;
+    size_t size = size_t(2 * MAX_ROWS * dim + 2 * BLOCK * dim + MAX_ROWS * BLOCK + LANES);
+    if (memory.size() < size) memory.resize(size);
+    float* at = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) & ~uintptr_t(63));
+    scratch.q = at;
+    scratch.out = at += MAX_ROWS * dim;
+    scratch.k = at += MAX_ROWS * dim;
+    scratch.v = at += BLOCK * dim;
+    scratch.scores = at + BLOCK * dim;
+    return scratch;
+}
+
+// Bit j: the token sees row first + j of its request.
+INLINE uint64_t block_mask(const Inputs& in, int64_t request, int64_t token, int64_t first) {
+    auto below = [](int64_t n) -> uint64_t { return n <= 0 ? 0 : n >= 64 ? ~uint64_t(0) : (uint64_t(1) << n) - 1; };
+    int64_t prefix = in.prefix_lens[request] - first;  // rows of the prefix from `first` on
+    if (!in.tree_mask) return below(prefix + token - in.q_indptr[request] + 1);
+    uint64_t own = uint64_t(in.tree_mask[token]);
+    if (prefix >= 64) return ~uint64_t(0);
+    return prefix >= 0 ? below(prefix) | own << prefix : prefix > -64 ? own >> -prefix : 0;
+}
+
+#ifdef __AVX512F__
+// 16 rows of 16 floats each, `stride` apart, become columns.
+INLINE void transpose(f32x16 (&r)[16]) {
+    auto exchange = [&](int distance, i32x16 low, i32x16 high) __attribute__((always_inline)) {
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++)
+            if (!(i & distance)) {
+                f32x16 a = r[i], b = r[i + distance];
+                r[i] = __builtin_shuffle(a, b, low);
+                r[i + distance] = __builtin_shuffle(a, b, high);
+            }
+    };
+    exchange(8, i32x16{0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23},
+             i32x16{8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31});
+    exchange(4, i32x16{0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27},
+             i32x16{4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31});
+    exchange(2, i32x16{0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29},
+             i32x16{2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31});
+    exchange(1, i32x16{0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30},
+             i32x16{1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31});
+}
+#endif
+
+// Keys to columns, values to rows, both to float; what no query of the tile sees is not read and becomes zero.
+template <class T>
+INLINE void pack(const T* const (&rows)[BLOCK], const T* const (&value_rows)[BLOCK], int64_t keys, int64_t dim,
+                 Scratch& s) {
+    for (int64_t j = 0; j < keys; j++)
+        for (int64_t d = 0; d < dim; d += LANES)
+            store(s.v + j * dim + d, value_rows[j] ? load(value_rows[j] + d) : f32x16{});
+    for (int64_t j = 0; j < keys; j += LANES) {
+        for (int64_t d = 0; d < dim; d += LANES) {
+            f32x16 columns[LANES];
+            for (int64_t i = 0; i < LANES; i++)
+                columns[i] = j + i < keys && rows[j + i] ? load(rows[j + i] + d) : f32x16{};
+#ifdef __AVX512F__
+            transpose(columns);
+            for (int64_t i = 0; i < LANES; i++) store(s.k + (d + i) * BLOCK + j, columns[i]);
+#else
+            for (int64_t i = 0; i < LANES; i++)
+                for (int64_t e = 0; e < LANES; e++) s.k[(d + e) * BLOCK + j + i] = columns[i][e];
+#endif
+        }
+    }
+}
+
+// scores[r][0 … 16·VECTORS) = scale · q[r] · keys, for ROWS queries.
+template <int ROWS, int VECTORS>
+INLINE void score(const float* q, const float* k, float* scores, int64_t dim, float scale) {
+    f32x16 acc[ROWS][VECTORS] = {};
+    for (int64_t d = 0; d < dim; d++) {
+        f32x16 key[VECTORS];
+        for (int c = 0; c < VECTORS; c++) key[c] = load(k + d * BLOCK + c * LANES);
+        for (int r = 0; r < ROWS; r++)
+            for (int c = 0; c < VECTORS; c++) acc[r][c] += q[r * dim + d] * key[c];
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int c = 0; c < VECTORS; c++) store(scores + r * BLOCK + c * LANES, acc[r][c] * scale);
+}
+
+template <int ROWS>
+INLINE void score_block(const float* q, const float* k, float* scores, int64_t keys, int64_t dim, float scale) {
+    if (keys > 48) return score<ROWS, 4>(q, k, scores, dim, scale);
+    if (keys > 32) return score<ROWS, 3>(q, k, scores, dim, scale);
+    if (keys > 16) return score<ROWS, 2>(q, k, scores, dim, scale);
+    score<ROWS, 1>(q, k, scores, dim, scale);
+}
+
+// One query's scores become weights against its running peak; returns what its sums so far are to be multiplied by.
+INLINE float soften(float* scores, uint64_t mask, int64_t keys, float& peak, float& total) {
+    const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    f32x16 seen[BLOCK / LANES], high = splat(NEG_INF);
+    const int64_t vectors = (keys + LANES - 1) / LANES;
+    for (int64_t c = 0; c < vectors; c++) {
+        i32x16 bits = (i32x16{} + int32_t(mask >> (c * LANES) & 0xffff)) >> lane & 1;
+        seen[c] = bits != 0 ? load(scores + c * LANES) : splat(NEG_INF);
+        high = max(high, seen[c]);
+    }
+    float next = std::max(peak, max(high));
+    if (next == NEG_INF) {
+        for (int64_t c = 0; c < vectors; c++) store(scores + c * LANES, f32x16{});
+        return 1.0f;
+    }
+    f32x16 sums = {};
+    for (int64_t c = 0; c < vectors; c++) {
+        f32x16 weight = exp_of(seen[c] - next);
+        weight = seen[c] == NEG_INF ? f32x16{} : weight;
+        store(scores + c * LANES, weight);
+        sums += weight;
+    }
+    float correction = peak == NEG_INF ? 0.0f : exp_of(peak - next);
+    total = total * correction + sum(sums);
+    peak = next;
+    return correction;
+}
+
+// out[r] = out[r] · correction[r] + weights[r] · values, for ROWS queries and 16·VECTORS dimensions.
+template <int ROWS, int VECTORS>
+INLINE void gather(const float* weights, const float* v, float* out, const float* correction, int64_t keys, int64_t dim) {
+    f32x16 acc[ROWS][VECTORS];
+    for (int r = 0; r < ROWS; r++)
+        for (int c = 0; c < VECTORS; c++) acc[r][c] = load(out + r * dim + c * LANES) * correction[r];
+    for (int64_t j = 0; j < keys; j++) {
+        f32x16 value[VECTORS];
+        for (int c = 0; c < VECTORS; c++) value[c] = load(v + j * dim + c * LANES);
+        for (int r = 0; r < ROWS; r++)
+            for (int c = 0; c < VECTORS; c++) acc[r][c] += weights[r * BLOCK + j] * value[c];
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int c = 0; c < VECTORS; c++) store(out + r * dim + c * LANES, acc[r][c]);
+}
+
+template <int ROWS>
+INLINE void attend_rows(Scratch& s, int64_t row, const uint64_t* masks, int64_t keys, int64_t dim, float scale) {
+    float* scores = s.scores + row * BLOCK;
+    float* out = s.out + row * dim;
+    float correction[ROWS];
+    score_block<ROWS>(s.q + row * dim, s.k, scores, keys, dim, scale);
+    for (int r = 0; r < ROWS; r++)
+        correction[r] = soften(scores + r * BLOCK, masks[row + r], keys, s.peak[row + r], s.total[row + r]);
+    int64_t d = 0;
+    for (; d + 4 * LANES <= dim; d += 4 * LANES) gather<ROWS, 4>(scores, s.v + d, out + d, correction, keys, dim);
+    for (; d < dim; d += LANES) gather<ROWS, 1>(scores, s.v + d, out + d, correction, keys, dim);
+}
+
+void attend_block(Scratch& s, int64_t rows, const uint64_t* masks, int64_t keys, int64_t dim, float scale) {
+    int64_t row = 0;
+    for (; row + 4 <= rows; row += 4) attend_rows<4>(s, row, masks, keys, dim, scale);
+    if (rows - row == 3) attend_rows<3>(s, row, masks, keys, dim, scale);
+    if (rows - row == 2) attend_rows<2>(s, row, masks, keys, dim, scale);
+    if (rows - row == 1) attend_rows<1>(s, row, masks, keys, dim, scale);
+}
+
+template <class T>
+void attend_tile(const Inputs& in, const Tile& tile, const T* q, const T* k_cache, const T* v_cache, T* out) {
+    const int64_t dim = in.dim, group = in.heads / in.kv_heads, rows = tile.tokens * group;
+    Scratch& s = scratch_of_thread(dim);
+    auto query_at = [&](int64_t row) {  // row: token-major, then head of the group
+        return ((tile.token + row / group) * in.heads + tile.kv_head * group + row % group) * dim;
+    };
+    for (int64_t row = 0; row < rows; row++) {
+        s.peak[row] = NEG_INF;
+        s.total[row] = 0;
+        for (int64_t d = 0; d < dim; d += LANES) {
+            store(s.q + row * dim + d, load(q + query_at(row) + d));
+            store(s.out + row * dim + d, f32x16{});
+        }
+    }
+    const int64_t begin = in.q_indptr[tile.request], prefix = in.prefix_lens[tile.request];
+    const int64_t last = in.tree_mask ? in.q_indptr[tile.request + 1] : tile.token + tile.tokens;
+    const int64_t end = prefix + (last - begin);
+    const int32_t* pages = in.page_table + tile.request * in.max_pages;
+    for (int64_t first = 0; first < end; first += BLOCK) {
+        uint64_t masks[MAX_ROWS], any = 0;
+        for (int64_t t = 0; t < tile.tokens; t++) {
+            uint64_t mask = block_mask(in, tile.request, tile.token + t, first);
+            any |= mask;
+            for (int64_t g = 0; g < group; g++) masks[t * group + g] = mask;
+        }
+        if (!any) continue;
+        const int64_t keys = std::min(BLOCK, int64_t(64 - __builtin_clzll(any)));
+        const T *key_rows[BLOCK], *value_rows[BLOCK];
+        for (int64_t j = 0; j < keys; j++) {
+            const int64_t row = first + j;
+            const bool is_seen = any >> j & 1;
+            const int64_t slot = is_seen ? pages[row / in.page_size] * in.page_size + row % in.page_size : 0;
+            const int64_t at = (slot * in.kv_heads + tile.kv_head) * dim;
+            key_rows[j] = is_seen ? k_cache + at : nullptr;
+            value_rows[j] = is_seen ? v_cache + at : nullptr;
+        }
+        pack(key_rows, value_rows, keys, dim, s);
+        attend_block(s, rows, masks, keys, dim, in.scale);
+    }
+    for (int64_t row = 0; row < rows; row++) {
+        const float scale = s.total[row] > 0 ? 1.0f / s.total[row] : 0.0f;
+        for (int64_t d = 0; d < dim; d += LANES)
+            store(out + query_at(row) + d, load(s.out + row * dim + d) * scale);
+    }
+}
+
+template <class T>
+void paged_attention(const Inputs& in, const T* q, const T* k_cache, const T* v_cache, T* out, int64_t tokens) {
+    const int64_t tile_tokens = std::max<int64_t>(1, MAX_ROWS / (in.heads / in.kv_heads));
+    std::vector<Tile> tiles;
+    for (int64_t b = 0; b < in.requests; b++)
+        for (int64_t token = in.q_indptr[b]; token < in.q_indptr[b + 1]; token += tile_tokens)
+            for (int64_t head = 0; head < in.kv_heads; head++)
+                tiles.push_back({b, token, std::min(tile_tokens, in.q_indptr[b + 1] - token), head});
+    const int64_t count = int64_t(tiles.size());
+#pragma omp parallel for schedule(dynamic, 1) if (count > 1)
+    for (int64_t i = count - 1; i >= 0; i--) attend_tile(in, tiles[size_t(i)], q, k_cache, v_cache, out);
+    const int64_t width = in.heads * in.dim, used = in.q_indptr[in.requests];
+    std::fill(out + used * width, out + tokens * width, T{});  // padding
+}
+
+}  // namespace
+
+#define DEFINE(T, NAME)                                                                                                \
+    EXPORT void paged_attention_##NAME(const T* q, const T* k_cache, const T* v_cache, T* out,                         \
+                                       const int32_t* page_table, const int32_t* prefix_lens,                         \
+                                       const int32_t* q_indptr, const int64_t* tree_mask, int64_t tokens,              \
+                                       int64_t requests, int64_t max_pages, int64_t page_size, int64_t heads,          \
+                                       int64_t kv_heads, int64_t dim, float scale) {                                   \
+        paged_attention<T>({page_table, prefix_lens, q_indptr, tree_mask, requests, max_pages, page_size, heads,       \
+                            kv_heads, dim, scale},                                                                     \
+                           q, k_cache, v_cache, out, tokens);                                                          \
+    }
+
+DEFINE(float, float32)
+DEFINE(bfloat16, bfloat16)
