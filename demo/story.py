@@ -1,0 +1,142 @@
+"""The demo from beginning to end, each step a function; what it waits for, and for how long.
+
+Reads the model's status as `kubectl get -o json` gives it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import time
+from collections.abc import Callable
+from typing import Any
+
+from demo import chat, screen
+from demo.world import DemoError, World
+
+CHART, EXAMPLE = "charts/pilotfish", "examples/smollm2.yaml"
+MODEL = "smollm2"
+RELEASE, NAMESPACE = "pilotfish", "pilotfish-system"
+USERS = 12
+PERIOD = 1.0
+QUESTION = "Why would a small fish swim ahead of a shark? Answer in two sentences."
+
+
+def install(world: World) -> None:
+    screen.step("Install the operator")
+    extra = shlex.split(os.environ.get("HELM_ARGS", ""))
+    world.run("helm", "upgrade", "--install", RELEASE, CHART, "-n", NAMESPACE, "--create-namespace", *extra)
+    world.run("kubectl", "-n", NAMESPACE, "rollout", "status", f"deployment/{RELEASE}", "--timeout=120s", timeout=130)
+    screen.note("the operator runs, itself as a pod")
+
+
+def serve(world: World) -> None:
+    screen.step("Serve a model")
+    world.show("kubectl", "apply", "-f", EXAMPLE)
+    seen: dict[str, str] = {}
+
+    def ready(model: Any) -> bool:
+        for condition in _conditions(model).values():
+            text = f"{condition['type']}={condition['status']}: {condition['message']}"
+            if seen.get(condition["type"]) != text:
+                seen[condition["type"]] = text
+                screen.note(text)
+        return _holds(model, "Ready")
+
+    asyncio.run(wait(world, ready, 240, "READY"))
+
+
+def question(world: World) -> None:
+    screen.step("Ask it")
+    [pod, *_] = world.pods(MODEL)
+    screen.say(f"> {QUESTION}")
+    if not chat.ask(world.url(pod), MODEL, QUESTION).strip():
+        raise DemoError("the answer was empty")
+
+
+def load(world: World) -> None:
+    screen.step(f"Load it: {USERS} users at once, until it scales and its settings change")
+    world.show("kubectl", "get", "speculativemodels")
+    asyncio.run(_load(world))
+
+
+async def _load(world: World) -> None:
+    before = _settings(world.get("speculativemodel", MODEL))
+    urls: list[str] = []
+    async with chat.Load(MODEL, USERS, lambda: urls) as load:
+
+        def scaled(model: Any) -> bool:
+            urls[:] = [world.url(pod) for pod in world.pods(MODEL)]
+            status, now = model.get("status", {}), _settings(model)
+            screen.live(
+                f"{load.done} answers · concurrency {status.get('load', {}).get('concurrency', 0)} · "
+                f"{status.get('readyReplicas', 0)} of {status.get('replicas', 0)} replicas serve · {_words(now)}"
+            )
+            if load.failed > 3 * USERS:
+                raise DemoError(f"{load.failed} requests failed; the last one: {load.last_error}")
+            return status.get("readyReplicas") == 2 and now != before
+
+        await wait(world, scaled, 180, "2 replicas and changed settings")
+        screen.note(f"before: {_words(before)}")
+        screen.note(f"now:    {_words(_settings(world.get('speculativemodel', MODEL)))}")
+        world.show("kubectl", "get", "speculativemodels", "-o", "wide")
+        answers = load.done
+    if not answers:
+        raise DemoError(f"no request of the load was answered: {load.last_error}")
+
+
+def explain(world: World) -> None:
+    screen.step("Why these settings")
+    text = world.run("kubectl", "describe", "speculativemodel", MODEL)
+    lines = text.partition("\nStatus:")[2].splitlines()
+    first = next((number for number, line in enumerate(lines) if line.startswith("  Speculation:")), 0)
+    screen.say("  …\n" + "\n".join(lines[first:]))
+
+
+def take_down(world: World) -> None:
+    """Best effort: the model, then the operator."""
+    screen.step("Take everything down")
+    for argv in (
+        ("kubectl", "delete", "--ignore-not-found", "--wait=false", "-f", EXAMPLE),
+        ("helm", "uninstall", RELEASE, "-n", NAMESPACE, "--ignore-not-found", "--wait=false"),
+    ):
+        try:
+            world.run(*argv, timeout=60)
+        except DemoError as error:
+            screen.note(str(error))
+
+
+async def wait(world: World, done: Callable[[Any], bool], seconds: float, what: str) -> None:
+    """Reads the model until `done` says so. Raises DemoError with its conditions after `seconds`.
+
+    `done` runs in a thread, so that it may ask kubectl while a load goes on.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        model = await asyncio.to_thread(world.get, "speculativemodel", MODEL)
+        if model is not None and await asyncio.to_thread(done, model):
+            return
+        if time.monotonic() > deadline:
+            seen = [f"{each['type']}={each['status']} {each['message']}" for each in _conditions(model or {}).values()]
+            raise DemoError(f"not {what} after {seconds:.0f} s: {'; '.join(seen) or 'no status at all'}")
+        await asyncio.sleep(PERIOD)
+
+
+def _conditions(model: Any) -> dict[str, Any]:
+    return {each["type"]: each for each in model.get("status", {}).get("conditions", [])}
+
+
+def _holds(model: Any, condition: str) -> bool:
+    found = _conditions(model).get(condition, {})
+    current = found.get("observedGeneration") == model["metadata"]["generation"]
+    return bool(found.get("status") == "True" and current)
+
+
+def _settings(model: Any) -> dict[str, Any]:
+    """What the operator set for speculation."""
+    return dict(model.get("status", {}).get("speculation", {}).get("desired", {}))
+
+
+def _words(settings: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in sorted(settings.items())) or "no settings yet"
