@@ -52,10 +52,15 @@ class Api:
             response.raise_for_status()
 
     def release(self, path: str) -> None:
-        """Takes the finalizers off, so that a deleted object goes though its controller has gone."""
-        headers = {"Content-Type": "application/merge-patch+json"}
-        response = self._client.patch(path, content=b'{"metadata":{"finalizers":null}}', headers=headers)
-        if response.status_code != 404:
+        """Takes the finalizers off, so that a deleted object goes though its controller has gone or is slow."""
+        parent, name = path.rsplit("/", 1)
+        if parent == "/api/v1/namespaces":
+            body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}, "spec": {"finalizers": []}}
+            response = self._client.put(f"{path}/finalize", json=body)
+        else:
+            headers = {"Content-Type": "application/merge-patch+json"}
+            response = self._client.patch(path, content=b'{"metadata":{"finalizers":null}}', headers=headers)
+        if response.status_code not in (404, 409):
             response.raise_for_status()
 
     def collections(self) -> list[str]:

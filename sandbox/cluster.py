@@ -38,6 +38,7 @@ GUARD = "guard"
 START_TIMEOUT = 90.0  # seconds for one component; a loaded CI machine is slow, an idle one needs three
 
 
+NONE: dict[str, list[Any]] = {"items": []}
 # All that a state folder holds, and all that is ever deleted from one.
 OURS = {"world.json", "components", "kubeconfigs", "pki", "etcd", "etcd:1", "etcd:2", "pods", "logs", "helm", ".kube"}
 
@@ -276,22 +277,22 @@ class Cluster:
                 raise ComponentError(f"still there {timeout:g} s after reset: {', '.join(path for path, *_ in left)}")
 
     def _leftovers(self, collections: list[str]) -> Iterator[tuple[str, bool, bool]]:
-        """Path, whether it is being deleted, whether finalizers hold it."""
-        namespaces = (self.api.get("/api/v1/namespaces") or {"items": []})["items"]
-        names = [item["metadata"]["name"] for item in namespaces]
-        extra = [name for name in names if name != "default" and not name.startswith("kube-")]
+        """Path, whether it is being deleted, whether its finalizers can be taken off."""
+        namespaces = {item["metadata"]["name"]: item for item in (self.api.get("/api/v1/namespaces") or NONE)["items"]}
+        extra = [name for name in namespaces if name != "default" and not name.startswith("kube-")]
         crowded = set()
         for collection in collections:
             for name in ("default", *extra):
                 folder = collection.format(namespace=name)
-                for item in (self.api.get(folder) or {"items": []})["items"]:
+                for item in (self.api.get(folder) or NONE)["items"]:
                     meta = item["metadata"]
-                    if not _original(folder.rpartition("/")[2], meta["name"]):
+                    if name != "default" or not _original(folder.rpartition("/")[2], meta["name"]):
                         crowded.add(name)
                         path = f"{folder}/{meta['name']}"
                         yield path, "deletionTimestamp" in meta, bool(meta.get("finalizers"))
-        for name in extra:  # the controller looks again only after 5 s when it finds a namespace not empty
-            yield f"/api/v1/namespaces/{name}", name in crowded, False
+        for name in extra:  # its controller would come to an empty one after 5 s
+            deleted = "deletionTimestamp" in namespaces[name]["metadata"]
+            yield f"/api/v1/namespaces/{name}", deleted, deleted and name not in crowded
 
     # The end
 
