@@ -150,7 +150,7 @@ def candidates(envelope: Envelope) -> tuple[Settings, ...]:
     """The speculative settings that the envelope allows, fewest verified tokens first. Fixed: exactly its own.
 
     Adaptive: every num_steps; topk 1 with all of the chain verified, and topk 2, 4, 8 with num_draft_tokens from a
-    small ladder and the envelope's own bound, each large enough for one path to the last depth.
+    small ladder, large enough for one path to the last depth and at most the frontiers of all depths together.
     """
     if envelope.num_steps == 0:
         return ()
@@ -161,9 +161,9 @@ def candidates(envelope: Envelope) -> tuple[Settings, ...]:
     for num_steps in range(1, min(envelope.num_steps, bound - 1) + 1):
         found.add((num_steps + 1, num_steps, 1))
         for topk in (t for t in _TOPKS if 1 < t <= envelope.topk):
-            whole_tree = 1 + topk + (num_steps - 1) * topk * topk
-            sizes = {*_TREE_SIZES, bound, whole_tree}
-            found |= {(n, num_steps, topk) for n in sizes if num_steps + 1 < n <= min(bound, whole_tree)}
+            largest = min(bound, 1 + topk * num_steps)
+            sizes = {*_TREE_SIZES, largest}
+            found |= {(n, num_steps, topk) for n in sizes if num_steps + 1 < n <= largest}
     return tuple(Settings(num_steps=k, topk=t, num_draft_tokens=n) for n, k, t in sorted(found))
 
 

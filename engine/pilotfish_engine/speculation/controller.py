@@ -1,0 +1,213 @@
+"""Chooses before every decode step what it runs with, within the envelope, from measured costs and measured acceptance.
+
+The formulas are `contract.goodput`; what is learnt of the drafts is `acceptance`; here are the decisions over time. Has
+no tensors and no clock (a step's time is passed in) and knows no method.
+
+A decision holds for DECIDE_EVERY steps or until the batch changes, and gives way only to one that is better by
+HYSTERESIS. What is not run is not measured, so a small part of the time, PROBE_SHARE, goes to probes: what is being run
+earns credit, and a probe spends it as it loses against what it interrupts; while a probe wins, it goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pilotfish_engine.contract.goodput import (
+    MARGIN,
+    Choice,
+    best,
+    candidates,
+    disable_threshold,
+    expected_yield,
+    spec_rate,
+    spec_step_ms,
+)
+from pilotfish_engine.contract.speculation import PLAIN, CostProfile, Effective, Envelope, Settings
+from pilotfish_engine.speculation.acceptance import AcceptanceEstimate
+
+DECIDE_EVERY = 8
+HYSTERESIS = 0.01
+PROBE_SHARE = 0.01
+PROBE_REQUEST_STEPS = 4  # a probe starts when the credit pays for so many if none of them accepts anything
+MAX_PROBE_STEPS = 32
+
+
+class Controller:
+    """One per engine. Call `choose` before and `observe` after each decode step; with overlap `observe` may come late.
+
+    profile: the engine's own, in ms. max_batch: the most requests that run at once.
+    """
+
+    def __init__(self, envelope: Envelope, profile: CostProfile, max_batch: int) -> None:
+        self._envelope = envelope
+        self._profile = profile
+        self._max_batch = max_batch
+        self._estimate = AcceptanceEstimate()
+        self._times = _StepTimes()
+        self._settings = PLAIN
+        self._choice: Choice | None = None
+        self._decided_batch = 0
+        self._steps_since = 0
+        self._context_per_request = 0.0
+        self._active = False
+        self._probe: Settings | None = None
+        self._probe_steps = 0
+        self._probes_begun = 0
+        self._credit_ms = 0.0
+
+    @property
+    def envelope(self) -> Envelope:
+        return self._envelope
+
+    @property
+    def accept_length(self) -> float | None:
+        """Recent mean of tokens that a speculative step commits, bonus included; None before the first such step."""
+        return self._estimate.accept_length
+
+    @property
+    def accept(self) -> tuple[float, ...]:
+        """accept[d-1]: P(at least d drafts of a step accepted), to the envelope's depth; empty before any step."""
+        if self._estimate.accept_length is None:
+            return ()
+        return self._estimate.acceptance.accept[: self._envelope.num_steps]
+
+    @property
+    def reason(self) -> str:
+        return self._choice.reason if self._choice is not None else "no step has run yet"
+
+    def effective(self) -> Effective:
+        """What runs now between probes; disable_threshold is the envelope's number, or computed from what is known."""
+        threshold = self._envelope.disable_threshold
+        return Effective(
+            num_steps=self._settings.num_steps,
+            topk=self._settings.topk,
+            num_draft_tokens=self._settings.num_draft_tokens,
+            disable_threshold=self._auto_threshold() if threshold == "Auto" else threshold,
+            active=self._active,
+        )
+
+    def set_envelope(self, envelope: Envelope) -> None:
+        """Holds from the next `choose` on. What was learnt stays."""
+        self._envelope = envelope
+        self._probe, self._choice = None, None
+
+    def choose(self, batch: int, context_tokens: int) -> Settings:
+        """Settings of the next step of `batch` ≥ 1 requests that read `context_tokens` KV rows together."""
+        self._context_per_request = context_tokens / batch
+        if self._choice is None or batch != self._decided_batch or self._steps_since >= DECIDE_EVERY:
+            self._decide(batch, context_tokens)
+        if self._probe is None:
+            self._begin_probe(batch, context_tokens)
+        return self._probe or self._settings
+
+    def observe(
+        self, settings: Settings, context_tokens: int, accept_lens: Sequence[int], step_ms: float | None = None
+    ) -> None:
+        """A step of `settings` committed accept_lens[i] ≥ 1 tokens of each request. step_ms None: it was not timed."""
+        batch = len(accept_lens)
+        predicted_ms = spec_step_ms(self._profile, batch, context_tokens, settings)
+        self._estimate.observe(settings, accept_lens)
+        if step_ms is not None:
+            self._times.observe(settings, batch, step_ms / predicted_ms)
+        self._active = settings.num_steps > 0
+        self._steps_since += 1
+        if settings == self._settings:
+            self._credit_ms += PROBE_SHARE * predicted_ms
+        else:
+            self._credit_ms -= self._loss_ms(settings, batch, context_tokens, sum(accept_lens) / batch)
+            self._probe_steps += 1
+            if self._credit_ms < 0 or self._probe_steps >= MAX_PROBE_STEPS:
+                self._probe, self._steps_since = None, DECIDE_EVERY
+
+    def _decide(self, batch: int, context_tokens: int) -> None:
+        first = self._choice is None
+        envelope, acceptance = self._envelope, self._estimate.acceptance
+        cost_ratio = self._times.spec_to_plain(batch)
+        margin = (1 + MARGIN) * cost_ratio - 1
+        choice = self._choice = best(self._profile, acceptance, batch, context_tokens, envelope, margin)
+        self._decided_batch, self._steps_since = batch, 0
+        if choice.settings == self._settings:
+            return
+        if not first and self._may_stay(batch):
+            current = spec_rate(self._profile, acceptance, batch, context_tokens, self._settings)
+            better = choice.tokens_per_second / current
+            if self._settings.num_steps > 0 and choice.settings == PLAIN:
+                better *= cost_ratio
+            elif self._settings == PLAIN:
+                better /= cost_ratio
+            if better < 1 + HYSTERESIS:
+                return
+        self._settings, self._probe = choice.settings, None
+
+    def _may_stay(self, batch: int) -> bool:
+        """Whether the envelope leaves a choice here, and the settings that run are within it."""
+        threshold = self._envelope.disable_threshold
+        if threshold != "Auto" and (batch >= threshold or self._envelope.tuning == "Fixed"):
+            return False
+        return self._settings == PLAIN or self._settings in candidates(self._envelope)
+
+    def _begin_probe(self, batch: int, context_tokens: int) -> None:
+        subjects = self._subjects(batch)
+        if not subjects:
+            return
+        probe = subjects[self._probes_begun % len(subjects)]
+        steps = -(-PROBE_REQUEST_STEPS // batch)
+        least = 0.1 * spec_step_ms(self._profile, batch, context_tokens, probe)  # else a free probe would never end
+        price = steps * max(least, self._loss_ms(probe, batch, context_tokens, committed=1))
+        nothing_known = self._estimate.accept_length is None  # then the first probe is on credit
+        if self._credit_ms >= price or nothing_known:
+            self._credit_ms = price
+            self._probe, self._probe_steps = probe, 0
+            self._probes_begun += 1
+
+    def _subjects(self, batch: int) -> list[Settings]:
+        """What the running settings do not teach: plain's time, deeper chains, trees beside chains and the reverse."""
+        allowed = candidates(self._envelope) if self._may_stay(batch) else ()
+        if not allowed:
+            return []
+        chains = [s for s in allowed if s.topk == 1]
+        deepest = max(chains or allowed, key=lambda s: s.num_steps)
+        subjects = [deepest]
+        if self._settings.num_steps > 0:
+            subjects.append(PLAIN)
+        if self._envelope.topk > 1 and self._settings.topk == 1 and chains:
+            subjects.append(min((s for s in allowed if s.topk > 1), key=lambda s: s.num_draft_tokens, default=deepest))
+        return [s for s in subjects if s != self._settings]
+
+    def _loss_ms(self, settings: Settings, batch: int, context_tokens: int, committed: float) -> float:
+        """What a step that commits so many tokens a request takes longer than these take under what is being run."""
+        own = spec_step_ms(self._profile, batch, context_tokens, settings)
+        running = spec_step_ms(self._profile, batch, context_tokens, self._settings)
+        return own - running * committed / (1 + expected_yield(self._estimate.acceptance, self._settings))
+
+    def _auto_threshold(self) -> int | None:
+        return disable_threshold(
+            self._profile, self._estimate.acceptance, self._context_per_request, self._envelope, self._max_batch
+        )
+
+
+class _StepTimes:
+    """How far measured steps are from the profile's, so that a wrong profile does not hold a losing choice.
+
+    Only what speculative steps cost *beside plain ones* moves a decision between the two; a machine that is slow at
+    both moves none. Kept by power-of-two batches, as means of the last _MEMORY or so steps.
+    """
+
+    _MEMORY = 16
+    _NEEDED = 3  # of either kind, before a batch size is corrected
+    _CLIP = 3.0  # a step that the machine interrupted says little
+
+    def __init__(self) -> None:
+        self._ratios: dict[tuple[int, bool], tuple[int, float]] = {}  # (batch bucket, speculative): steps, mean
+
+    def observe(self, settings: Settings, batch: int, measured_to_predicted: float) -> None:
+        key = (batch.bit_length(), settings.num_steps > 0)
+        steps, mean = self._ratios.get(key, (0, 1.0))
+        ratio = min(max(measured_to_predicted, 1 / self._CLIP), self._CLIP)
+        self._ratios[key] = (steps + 1, mean + (ratio - mean) / min(steps + 1, self._MEMORY))
+
+    def spec_to_plain(self, batch: int) -> float:
+        """By how much the profile underrates speculative steps against plain ones; 1 where it is not known."""
+        spec_steps, spec = self._ratios.get((batch.bit_length(), True), (0, 1.0))
+        plain_steps, plain = self._ratios.get((batch.bit_length(), False), (0, 1.0))
+        return spec / plain if min(spec_steps, plain_steps) >= self._NEEDED else 1.0
