@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from sandbox import build
+from sandbox.cluster import Cluster
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts/pilotfish"
@@ -35,3 +36,9 @@ def render(helm: Path) -> Render:
         return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]
 
     return call
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster.start("control", tmp_path_factory.mktemp("control") / "state") as world:
+        yield world
