@@ -14,6 +14,7 @@ import shutil
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from demo import screen
@@ -78,11 +79,11 @@ def _serves(pod: Any) -> bool:
 class LocalWorld(World):
     """Control plane and pods as processes of this machine; pods are reached by their loopback addresses."""
 
-    def __init__(self, keep: bool) -> None:
+    def __init__(self, keep: bool = False, state: Path = DEFAULT_STATE) -> None:
         with contextlib.suppress(StateError):
-            Cluster.attach(DEFAULT_STATE).stop()
+            Cluster.attach(state).stop()
             screen.note("ended the local Kubernetes that was still up")
-        self.cluster = Cluster.start("processes", DEFAULT_STATE, owned=not keep)
+        self.cluster = Cluster.start("processes", state, owned=not keep)
         self.environment = self.cluster.env
 
     def url(self, pod: Any) -> str:

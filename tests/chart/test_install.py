@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -137,3 +139,15 @@ def test_without_the_crd(cluster: Cluster, namespace: str) -> None:
     assert "waits until the SpeculativeModel CRD is installed" in notes
     with pytest.raises(CommandError, match="NotFound"):
         cluster.kubectl("get", "crd", CRD)
+
+
+def test_what_the_pages_say_is_accepted(cluster: Cluster, namespace: str) -> None:
+    """Every example and the README's manifest, by the strict validation of an API server with our CRD."""
+    install(cluster)
+    cluster.kubectl("wait", "--for=condition=Established", f"crd/{CRD}", "--timeout=20s")
+    manifests = [path.read_text() for path in sorted((ROOT / "examples").glob("*.yaml"))]
+    inline = re.findall(r"<<EOF\n(.*?)\n *EOF", (ROOT / "README.md").read_text(), re.S)
+    assert manifests
+    assert inline
+    for manifest in [*manifests, *map(textwrap.dedent, inline)]:
+        cluster.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", input=manifest)
