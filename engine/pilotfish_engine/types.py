@@ -42,7 +42,8 @@ class Admission:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Tokens [start, end) of a row's known tokens go through the model; `last`: a token is sampled from the final one."""
+    """Tokens [start, end) of a row's known tokens go through the model; `last`: a token is sampled from the final
+    one."""
 
     row: int
     start: int

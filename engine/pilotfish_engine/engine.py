@@ -1,0 +1,147 @@
+"""Puts one engine together: checkpoint, state, pools, method, controller, worker, scheduler.
+
+The only place that knows every part. Knows nothing about HTTP or processes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pilotfish_engine.config import EngineConfig
+from pilotfish_engine.contract.speculation import MAX_NUM_DRAFT_TOKENS
+from pilotfish_engine.errors import CheckpointError, MethodError, UsageError
+from pilotfish_engine.model.loading import load, read_shape
+from pilotfish_engine.model.shape import ModelShape
+from pilotfish_engine.scheduler.policy import pages_for
+from pilotfish_engine.scheduler.scheduler import Scheduler
+from pilotfish_engine.scheduler.stops import StopTextFactory
+from pilotfish_engine.source import resolve
+from pilotfish_engine.speculation import registry
+from pilotfish_engine.speculation.controller import Controller
+from pilotfish_engine.speculation.proposer import ProposerContext
+from pilotfish_engine.speculation.step import Step
+from pilotfish_engine.tokenizer import StopStrings
+from pilotfish_engine.tokenizer import load as load_tokenizer
+from pilotfish_engine.types import WorkerLimits
+from pilotfish_engine.worker.profile import measure
+from pilotfish_engine.worker.state import RequestState
+from pilotfish_engine.worker.target import TargetWorker
+
+# a step writes at most this many rows past the last known token, and one more token is known after it
+SLACK = MAX_NUM_DRAFT_TOKENS + 2
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What `assemble` made; `stop_text` is None for a checkpoint without a tokenizer."""
+
+    step: Step
+    worker: TargetWorker
+    chunk_size: int
+    stop_text: StopTextFactory | None
+
+
+def build(config: EngineConfig) -> Scheduler:
+    """A whole engine. Raises as `assemble`."""
+    parts = assemble(config)
+    return Scheduler(parts.worker, parts.chunk_size, parts.stop_text)
+
+
+def assemble(config: EngineConfig) -> Parts:
+    """Loads the models and measures the cost profile. Raises UsageError, before weights are read where it can."""
+    path = resolve(config.model.source)
+    shape = read_shape(path)
+    method = registry.resolve(config.speculation.method, config.speculation.draft)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = resolve_dtype(config.model.dtype, device)
+    max_model_len = _max_model_len(config.model.max_model_len, shape)
+    capacity = config.capacity
+    num_pages = pages_for(_kv_tokens(config, max_model_len), capacity.page_size)
+    state = RequestState(
+        capacity.max_running_requests, max_model_len, capacity.page_size, SLACK, shape.vocab_size, device
+    )
+    target = load(path, dtype, device, max_positions=state.length)
+    proposer = None
+    if method is not None:
+        context = ProposerContext(
+            state=state,
+            num_pages=num_pages,
+            page_size=capacity.page_size,
+            dtype=dtype,
+            draft=config.speculation.draft,
+            check_vocabulary=lambda draft: check_vocabulary(path, shape, draft),
+        )
+        proposer = method.load()(context)
+    step = Step(target, target.new_kv_cache(num_pages, capacity.page_size), state, proposer)
+    envelope = config.speculation.envelope
+    if method is None:
+        envelope = envelope.model_copy(update={"num_steps": 0})
+    profile = measure(step, capacity.max_running_requests, envelope, num_pages)
+    limits = WorkerLimits(
+        max_running_requests=capacity.max_running_requests,
+        max_model_len=max_model_len,
+        page_size=capacity.page_size,
+        num_pages=num_pages,
+        eos_token_ids=frozenset(shape.eos_token_ids),
+    )
+    controller = Controller(envelope, profile, max_batch=capacity.max_running_requests)
+    worker = TargetWorker(
+        step,
+        controller,
+        limits,
+        method=registry.NO_METHOD if method is None else method.name,
+        trees=method is not None and method.trees,
+        profile=profile,
+    )
+    return Parts(step, worker, capacity.chunk_size, _stop_text(path))
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """auto: bfloat16 where the device multiplies it natively, else float32."""
+    if name == "auto":
+        native = device.type != "cpu" or torch.cpu._is_avx512_bf16_supported()
+        return torch.bfloat16 if native else torch.float32
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    if name not in dtypes:
+        raise UsageError(f"--dtype is {name!r}; one of auto, {', '.join(dtypes)} would work")
+    return dtypes[name]
+
+
+def _max_model_len(wanted: int | None, shape: ModelShape) -> int:
+    own = shape.max_position_embeddings
+    if wanted is None:
+        return own
+    if wanted > own:
+        raise UsageError(f"--max-model-len is {wanted}, and the checkpoint reaches {own}; at most {own} would work")
+    return wanted
+
+
+def _kv_tokens(config: EngineConfig, max_model_len: int) -> int:
+    """As asked for, or room for a quarter of the rows at full length, and at least one request of full length."""
+    capacity = config.capacity
+    one = max_model_len + SLACK
+    if capacity.kv_tokens is None:
+        return max(one, capacity.max_running_requests * one // 4)
+    return capacity.kv_tokens
+
+
+def check_vocabulary(target: Path, shape: ModelShape, draft: Path) -> None:
+    """Raises MethodError unless both checkpoints have the same tokens under the same numbers."""
+    found = read_shape(draft).vocab_size
+    if found != shape.vocab_size:
+        raise MethodError(
+            f"the draft {draft.name} has a vocabulary of {found} tokens and the target {target.name} one of "
+            f"{shape.vocab_size}; a draft of the target's own family would work"
+        )
+
+
+def _stop_text(path: Path) -> StopTextFactory | None:
+    """None for a checkpoint without a tokenizer: it can be served tokens, not text."""
+    try:
+        tokenizer = load_tokenizer(path)
+    except CheckpointError:
+        return None
+    return lambda stops: StopStrings(tokenizer, stops)

@@ -1,0 +1,42 @@
+"""One request as the scheduler follows it, from submission to its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pilotfish_engine.messages import FinishReason, SamplingParams
+from pilotfish_engine.scheduler.stops import StopChecker
+
+
+@dataclass
+class Request:
+    """computed_len: KV rows done by the target: len(token_ids) − 1 while decoding, less while chunks go through.
+
+    Invariant: pages cover every row that a step may write, and the request holds one reference of each.
+    """
+
+    request_id: str
+    prompt_len: int
+    token_ids: list[int]
+    params: SamplingParams
+    seed: int
+    stops: StopChecker
+    row: int = -1
+    pages: list[int] = field(default_factory=list)
+    computed_len: int = 0
+    decoding: bool = False  # all known tokens but the last have KV, and a step may follow
+    cached_tokens: int = 0  # prompt tokens that the prefix cache held at first admission
+    admissions: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    text_end: int | None = None
+
+    @property
+    def running(self) -> bool:
+        return self.row >= 0
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.token_ids[self.prompt_len :]

@@ -1,0 +1,175 @@
+"""Standalone drafts: a small causal LM of the target's vocabulary runs ahead, with its own KV pool under the target's
+pages.
+
+The draft's KV covers every known token of a row, the bonus token included, so it is one row ahead of the target's.
+`_lag` counts, on the host, how many of a row's last known tokens the draft has not read yet: a plain step adds one,
+and they are read together (draft-extend) every CATCH_UP plain steps or before the row is drafted for again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from pilotfish_engine.contract.speculation import MAX_TOPK, Settings
+from pilotfish_engine.model.decoder import Decoder
+from pilotfish_engine.model.loading import load
+from pilotfish_engine.source import resolve
+from pilotfish_engine.speculation.proposer import ProposerContext, TargetHidden
+from pilotfish_engine.speculation.tree import Candidates
+from pilotfish_engine.speculation.verify import Verdict
+from pilotfish_engine.types import Chunk
+from pilotfish_engine.worker.inputs import ForwardInputs
+from pilotfish_engine.worker.state import RequestState
+
+CATCH_UP = 16
+
+
+class StandaloneProposer:
+    aux_layers: tuple[int, ...] = ()
+
+    def __init__(self, draft: Decoder, state: RequestState, num_pages: int, page_size: int) -> None:
+        rows = state.seq_lens.shape[0]
+        self._draft = draft
+        self._state = state
+        self.kv = draft.new_kv_cache(num_pages, page_size)
+        self._lag = [0] * rows
+        # the draft's best next tokens after the last known token of each row, best first, with their log-probabilities
+        self._next_ids = torch.zeros(rows, MAX_TOPK, dtype=torch.int64, device=state.device)
+        self._next_scores = torch.zeros(rows, MAX_TOPK, dtype=torch.float32, device=state.device)
+
+    def slots_needed(self, settings: Settings) -> int:
+        # the bonus token's row, then `topk` rows a draft step but for the last one, whose nodes are never run
+        return max(settings.num_draft_tokens, 1 + (settings.num_steps - 1) * settings.topk)
+
+    def admit(self, row: int, cached_len: int) -> None:
+        self._lag[row] = 0
+
+    def reusable_len(self, row: int, seq_len: int) -> int:
+        return min(seq_len, seq_len + 1 - self._lag[row])
+
+    def extend(self, chunks: Sequence[Chunk], target: TargetHidden) -> None:
+        """A chunk's tokens and the one after it: the draft stays one row ahead, so a later chunk begins one further."""
+        state = self._state
+        first = [chunk.start if self._lag[chunk.row] == 0 else chunk.start + 1 for chunk in chunks]
+        counts = [chunk.end + 1 - begin for chunk, begin in zip(chunks, first, strict=True)]
+        rows = state.row_index([chunk.row for chunk in chunks])
+        row_of = torch.repeat_interleave(rows, torch.tensor(counts, device=rows.device), output_size=sum(counts))
+        positions = torch.cat([torch.arange(f, f + n, device=rows.device) for f, n in zip(first, counts, strict=True)])
+        indptr = torch.tensor([0, *counts], dtype=torch.int32, device=rows.device).cumsum(0, dtype=torch.int32)
+        inputs = ForwardInputs(
+            token_ids=state.tokens[row_of, positions],
+            positions=positions,
+            slots=state.slots(row_of, positions.unsqueeze(1)).squeeze(1),
+            page_table=state.page_table[rows],
+            prefix_lens=torch.tensor(first, dtype=torch.int32, device=rows.device),
+            q_indptr=indptr,
+            tree_mask=None,
+        )
+        hidden, _ = self._draft.forward(inputs, self.kv)
+        self._keep_best(rows, hidden[(indptr[1:] - 1).to(torch.int64)])
+        for chunk in chunks:
+            self._lag[chunk.row] = 0 if chunk.last else -1
+
+    def propose(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:
+        """Grows the tree a depth at a time: the best `topk` nodes of a depth are run, each offers `topk` children."""
+        self._catch_up(rows, host_rows)
+        batch, k = len(host_rows), settings.topk
+        token_ids, scores = self._next_ids[rows, :k], self._next_scores[rows, :k]
+        parents = torch.full_like(token_ids, -1)
+        all_ids, all_scores, all_parents = [token_ids], [scores], [parents]
+        own = torch.ones(k, dtype=torch.int64, device=rows.device) << torch.arange(k, device=rows.device)
+        numbers = torch.arange(k, device=rows.device).expand(batch, k)  # candidate number of each frontier node
+        ancestors = own.expand(batch, k)
+        for depth in range(1, settings.num_steps):
+            ids, offered = self._run_frontier(rows, token_ids, ancestors, depth, k)
+            path_scores = (scores.unsqueeze(2) + offered).flatten(1)  # [B, k * k]
+            from_node = torch.arange(k, device=rows.device).repeat_interleave(k, output_size=k * k).expand(batch, k * k)
+            ids = ids.flatten(1)
+            first_number = k + (depth - 1) * k * k
+            all_ids.append(ids)
+            all_scores.append(path_scores)
+            all_parents.append(numbers.gather(1, from_node))
+            scores, best = path_scores.topk(k, dim=1)
+            token_ids, numbers = ids.gather(1, best), first_number + best
+            ancestors = ancestors.gather(1, from_node.gather(1, best)) | (own << (depth * k))
+        return Candidates(torch.cat(all_ids, 1), torch.cat(all_parents, 1), torch.cat(all_scores, 1))
+
+    def accepted(
+        self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings, verdict: Verdict, target: TargetHidden
+    ) -> None:
+        self._read_last(rows, verdict.accept_lens, settings.num_steps + 1)
+
+    def skipped(self, rows: torch.Tensor, host_rows: Sequence[int], target: TargetHidden) -> None:
+        for row in host_rows:
+            self._lag[row] += 1
+        if max(self._lag[row] for row in host_rows) >= CATCH_UP:
+            self._catch_up(rows, host_rows)
+
+    def _catch_up(self, rows: torch.Tensor, host_rows: Sequence[int]) -> None:
+        lags = [self._lag[row] for row in host_rows]
+        if max(lags) == 0:
+            return
+        self._read_last(rows, self._state.row_index(lags), max(lags))
+        for row in host_rows:
+            self._lag[row] = 0
+
+    def _read_last(self, rows: torch.Tensor, counts: torch.Tensor, width: int) -> None:
+        """The draft reads the last counts[i] ≤ width known tokens of each row (int64 [B]); 0 leaves a row as it is."""
+        state = self._state
+        start = state.seq_lens[rows] + 1 - counts
+        offset = torch.arange(width, device=rows.device)
+        real = offset < counts.unsqueeze(1)
+        positions = torch.where(real, start.unsqueeze(1) + offset, 0)
+        slots = torch.where(real, state.slots(rows, positions), 0)
+        inputs = ForwardInputs(
+            token_ids=state.tokens[rows].gather(1, positions).flatten(),
+            positions=positions.flatten(),
+            slots=slots.flatten(),
+            page_table=state.page_table[rows],
+            prefix_lens=start.to(torch.int32),
+            q_indptr=torch.arange(0, (rows.shape[0] + 1) * width, width, dtype=torch.int32, device=rows.device),
+            tree_mask=None,
+        )
+        hidden, _ = self._draft.forward(inputs, self.kv)
+        last = torch.arange(rows.shape[0], device=rows.device) * width + (counts - 1).clamp_min(0)
+        self._keep_best(rows, hidden[last], counts > 0)
+
+    def _run_frontier(
+        self, rows: torch.Tensor, token_ids: torch.Tensor, ancestors: torch.Tensor, depth: int, k: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Children of the frontier nodes of `depth`: token_ids int64 and log-probabilities float32, [B, k, k]."""
+        state, batch = self._state, rows.shape[0]
+        known = state.seq_lens[rows] + 1
+        at = known.unsqueeze(1) + (depth - 1) * k + torch.arange(k, device=rows.device)
+        inputs = ForwardInputs(
+            token_ids=token_ids.flatten(),
+            positions=(known + depth - 1).repeat_interleave(k, output_size=batch * k),
+            slots=state.slots(rows, at).flatten(),
+            page_table=state.page_table[rows],
+            prefix_lens=known.to(torch.int32),
+            q_indptr=torch.arange(0, (batch + 1) * k, k, dtype=torch.int32, device=rows.device),
+            tree_mask=ancestors.flatten(),
+        )
+        hidden, _ = self._draft.forward(inputs, self.kv)
+        scores, ids = torch.log_softmax(self._draft.logits(hidden), dim=1).topk(k, dim=1)
+        return ids.view(batch, k, k), scores.view(batch, k, k)
+
+    def _keep_best(self, rows: torch.Tensor, hidden: torch.Tensor, changed: torch.Tensor | None = None) -> None:
+        scores, ids = torch.log_softmax(self._draft.logits(hidden), dim=1).topk(MAX_TOPK, dim=1)
+        if changed is not None:
+            ids = torch.where(changed.unsqueeze(1), ids, self._next_ids[rows])
+            scores = torch.where(changed.unsqueeze(1), scores, self._next_scores[rows])
+        self._next_ids[rows] = ids
+        self._next_scores[rows] = scores
+
+
+def build(context: ProposerContext) -> StandaloneProposer:
+    """Raises CheckpointError on a draft that cannot be read, MethodError on one of another vocabulary."""
+    assert context.draft is not None, "the registry has checked that a draft is given"
+    path: Path = resolve(context.draft)
+    context.check_vocabulary(path)
+    draft = load(path, context.dtype, context.state.device, max_positions=context.state.length)
+    return StandaloneProposer(draft, context.state, context.num_pages, context.page_size)

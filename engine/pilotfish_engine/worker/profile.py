@@ -1,0 +1,165 @@
+"""Measures what each part of a step costs on this machine, with the very code that a step runs (policy.md, cost
+profile).
+
+Runs before any request is admitted, over rows whose page tables point into the still unused pool.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from pilotfish_engine.contract.speculation import PLAIN, CostProfile, Envelope, Settings
+from pilotfish_engine.speculation.proposer import TargetHidden
+from pilotfish_engine.speculation.step import Step
+from pilotfish_engine.speculation.tree import Candidates, DraftTree, cut
+from pilotfish_engine.speculation.verify import Verdict
+
+REPEATS = 3
+CONTEXT = 64  # KV rows a request while the tables are measured
+LONG_CONTEXT = 512  # and for the slope with context
+SLOPE_ROWS = 8
+LARGEST_PASS_MS = 2000.0  # larger passes are extrapolated: nobody would choose them
+
+
+@torch.inference_mode()
+def measure(step: Step, max_batch: int, envelope: Envelope, num_pages: int) -> CostProfile:
+    """max_batch: largest number of running requests. num_pages: of the target's pool. Leaves the state as it found
+    it."""
+    bench = _Bench(step, max_batch, num_pages)
+    try:
+        return bench.profile(envelope)
+    finally:
+        bench.restore()
+
+
+class _Bench:
+    def __init__(self, step: Step, max_batch: int, num_pages: int) -> None:
+        self.step = step
+        self.max_batch = max_batch
+        state = step.state
+        pages = torch.arange(state.page_table.numel(), device=state.device) % num_pages + 1
+        state.page_table.copy_(pages.view_as(state.page_table))
+
+    def restore(self) -> None:
+        state = self.step.state
+        state.page_table.zero_()
+        state.seq_lens.zero_()
+        state.tokens.zero_()
+
+    def profile(self, envelope: Envelope) -> CostProfile:
+        verify = self._verify_table(envelope)
+        speculates = self.step.proposer is not None and envelope.num_steps > 0
+        draft, extend = self._draft_tables() if speculates else ([], [])
+        plain = self._time(1, lambda rows: self.step(rows, PLAIN))
+        chain = Settings(num_steps=2, topk=1, num_draft_tokens=3)
+        parts = plain
+        if speculates:
+            whole = self._time(1, lambda rows: self.step(rows, chain))
+            parts = whole - 2 * draft[0][1] - extend[0][1] - _at(verify, 3)
+        return CostProfile(
+            verify_ms=tuple(verify),
+            kv_ms_per_token=self._context_slope(),
+            draft_ms=tuple(draft),
+            extend_ms=tuple(extend),
+            overhead_ms=max(0.0, parts),
+            plain_overhead_ms=max(0.0, plain - _at(verify, 1)),
+        )
+
+    def _sizes(self, largest: int) -> list[int]:
+        return [size for size in (2**i for i in range(12)) if size < largest] + [largest]
+
+    def _verify_table(self, envelope: Envelope) -> list[tuple[int, float]]:
+        nodes = envelope.num_draft_tokens if envelope.num_steps > 0 else 1
+        table: list[tuple[int, float]] = []
+        for size in self._sizes(self.max_batch * nodes):
+            width = -(-size // self.max_batch)
+            table.append((size, self._time(-(-size // width), self._pass_over(width))))
+            if table[-1][1] > LARGEST_PASS_MS:
+                break
+        return table
+
+    def _pass_over(self, width: int) -> Callable[[list[int]], object]:
+        """A target pass over `width` nodes a row, as a chain."""
+        step = self.step
+
+        def run(host_rows: list[int]) -> object:
+            rows = step.state.row_index(host_rows)
+            root = step.draft(rows, host_rows, PLAIN)
+            tree = root if width == 1 else _chain(root.token_ids[:, 0], width)
+            return step.target_pass(rows, host_rows, tree)
+
+        return run
+
+    def _draft_tables(self) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
+        """One draft step over n frontier tokens, and the draft-extend over n tokens."""
+        short, long = (Settings(num_steps=k, topk=1, num_draft_tokens=k + 1) for k in (1, 3))
+        draft: list[tuple[int, float]] = []
+        extend: list[tuple[int, float]] = []
+        for batch in self._sizes(self.max_batch):
+            first = self._time(batch, self._propose(short))
+            third = self._time(batch, self._propose(long))
+            draft.append((batch, max(0.0, (third - first) / 2)))
+            extend.append((batch * 4, self._time(batch, self._advance(long))))
+            if third > LARGEST_PASS_MS:
+                break
+        return draft, extend
+
+    def _propose(self, settings: Settings) -> Callable[[list[int]], object]:
+        return lambda rows: self.step.draft(self.step.state.row_index(rows), rows, settings)
+
+    def _advance(self, settings: Settings) -> Callable[[list[int]], None]:
+        """The draft-extend after a step in which every row had all its drafts accepted."""
+        step, nodes = self.step, settings.num_steps + 1
+        assert step.proposer is not None, "only a method that drafts has a draft-extend"
+        proposer = step.proposer
+
+        def run(host_rows: list[int]) -> None:
+            rows = step.state.row_index(host_rows)
+            zeros = torch.zeros(len(host_rows), nodes, dtype=torch.int64, device=rows.device)
+            hidden = torch.zeros(
+                len(host_rows) * nodes, step.target.shape.hidden_size, dtype=step.target.dtype, device=rows.device
+            )
+            verdict = Verdict(zeros, zeros[:, 0] + nodes, zeros)
+            target = TargetHidden(hidden, tuple(hidden for _ in proposer.aux_layers))
+            proposer.accepted(rows, host_rows, settings, verdict, target)
+
+        return run
+
+    def _context_slope(self) -> float:
+        batch = min(self.max_batch, SLOPE_ROWS)
+        long = min(LONG_CONTEXT, self.step.state.length - 2)
+        if long <= CONTEXT:
+            return 0.0
+        near = self._time(batch, self._pass_over(1))
+        far = self._time(batch, self._pass_over(1), context=long)
+        return max(0.0, (far - near) / (batch * (long - CONTEXT)))
+
+    def _time(self, batch: int, run: Callable[[list[int]], object], context: int = CONTEXT) -> float:
+        """Median milliseconds of `run` over the first `batch` rows, after one warm-up."""
+        state, rows = self.step.state, list(range(batch))
+        times = []
+        for _ in range(REPEATS + 1):
+            state.seq_lens.fill_(min(context, state.length // 2))
+            begun = time.perf_counter()
+            run(rows)
+            if state.device.type == "cuda":
+                torch.cuda.synchronize()
+            times.append((time.perf_counter() - begun) * 1e3)
+        return statistics.median(times[1:])
+
+
+def _chain(root_ids: torch.Tensor, nodes: int) -> DraftTree:
+    """A chain of `nodes` times the root's token under each root. root_ids: int64 [B]."""
+    drafts = root_ids.unsqueeze(1).expand(-1, nodes - 1)
+    parents = torch.arange(-1, nodes - 2, device=root_ids.device).expand_as(drafts)
+    scores = torch.zeros_like(drafts, dtype=torch.float32)
+    return cut(root_ids, Candidates(drafts, parents, scores), nodes, nodes - 1)
+
+
+def _at(table: Sequence[tuple[int, float]], size: int) -> float:
+    """The time of the nearest measured size that is not smaller."""
+    return next((ms for n, ms in table if n >= size), table[-1][1])

@@ -1,0 +1,106 @@
+"""The running requests as tensors of the largest batch: everything a step reads or writes besides weights and KV.
+
+One row a request, plus a last row for padding. Only `admit` and `append_pages` copy from the host; a step never does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from pilotfish_engine.sampling.draw import SamplingRows
+from pilotfish_engine.types import Admission
+
+SCRATCH_PAGE = 0
+
+
+class RequestState:
+    """Tensors over R = max_running_requests + 1 rows; `tokens` and page tables reach `slack` positions past the context
+    limit, where a step near the limit may write candidates.
+
+    tokens: int64 [R, max_model_len + slack], all known tokens of a row. seq_lens: int64 [R], KV rows that are
+    committed; the token at seq_lens is known and has no KV yet (the bonus token), except while the prompt goes through.
+    """
+
+    def __init__(
+        self,
+        max_running_requests: int,
+        max_model_len: int,
+        page_size: int,
+        slack: int,
+        vocab_size: int,
+        device: torch.device,
+    ) -> None:
+        rows = max_running_requests + 1
+        self.page_size = page_size
+        self.vocab_size = vocab_size
+        self.device = device
+        self.length = max_model_len + slack
+        table = -(-self.length // page_size) + 1
+        self.tokens = torch.zeros(rows, self.length, dtype=torch.int64, device=device)
+        self.seq_lens = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.page_table = torch.full((rows, table), SCRATCH_PAGE, dtype=torch.int32, device=device)
+        self.temperature = torch.zeros(rows, dtype=torch.float32, device=device)
+        self.top_k = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.top_p = torch.ones(rows, dtype=torch.float32, device=device)
+        self.min_p = torch.zeros(rows, dtype=torch.float32, device=device)
+        self.seeds = torch.zeros(rows, dtype=torch.int64, device=device)
+        # host-side shadows, so that a batch knows without a copy which of its rows need what
+        self._greedy = [True] * rows
+        self._filtered = [False] * rows
+
+    def admit(self, admission: Admission) -> None:
+        row, params = admission.row, admission.params
+        known = torch.tensor(admission.token_ids, dtype=torch.int64)
+        self.tokens[row, : len(known)] = known.to(self.device)
+        self.seq_lens[row] = admission.cached_len
+        self.page_table[row] = SCRATCH_PAGE
+        self.append_pages(row, 0, admission.pages)
+        self.temperature[row] = params.temperature
+        self.top_k[row] = params.top_k or self.vocab_size
+        self.top_p[row] = params.top_p
+        self.min_p[row] = params.min_p
+        self.seeds[row] = admission.seed
+        self._greedy[row] = params.temperature == 0
+        self._filtered[row] = params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
+
+    def append_pages(self, row: int, first: int, pages: Sequence[int]) -> None:
+        added = torch.tensor(pages, dtype=torch.int32)
+        self.page_table[row, first : first + len(added)] = added.to(self.device)
+
+    def release(self, row: int) -> None:
+        self.seq_lens[row] = 0
+        self.page_table[row] = SCRATCH_PAGE
+
+    def row_index(self, rows: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(rows, dtype=torch.int64).to(self.device)
+
+    def slots(self, rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """int64 [B, n]: pool slots of KV rows `index` int64 [B, n] of `rows` int64 [B]."""
+        pages = self.page_table[rows].gather(1, index // self.page_size).to(torch.int64)
+        return pages * self.page_size + index % self.page_size
+
+    def sampling(self, rows: torch.Tensor, host_rows: Sequence[int], repeat: int = 1) -> SamplingRows:
+        """Parameters of each row, `repeat` times in a run (one for each node of its tree)."""
+
+        def spread(values: torch.Tensor) -> torch.Tensor:
+            return values[rows].repeat_interleave(repeat, output_size=len(host_rows) * repeat)
+
+        return SamplingRows(
+            temperature=spread(self.temperature),
+            top_k=spread(self.top_k),
+            top_p=spread(self.top_p),
+            min_p=spread(self.min_p),
+            seeds=spread(self.seeds),
+            greedy=all(self._greedy[row] for row in host_rows),
+            filtered=any(self._filtered[row] for row in host_rows),
+        )
+
+    def commit(self, rows: torch.Tensor, next_token_ids: torch.Tensor, accept_lens: torch.Tensor) -> None:
+        """Appends each row's committed tokens. next_token_ids: int64 [B, m], zeros past accept_lens int64 [B]; the
+        zeros land behind the known tokens, where nothing reads before it is written again."""
+        nodes = next_token_ids.shape[1]
+        at = self.seq_lens[rows].unsqueeze(1) + 1 + torch.arange(nodes, device=self.device)
+        self.tokens[rows.unsqueeze(1), at] = next_token_ids
+        self.seq_lens[rows] += accept_lens

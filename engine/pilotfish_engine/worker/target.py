@@ -1,0 +1,170 @@
+"""The worker of one rank: prompt chunks and decode steps over the state's rows, with the settings that pay now.
+
+Implements types.Worker. Knows nothing about queues, HTTP or when a request ends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from pilotfish_engine.contract.speculation import CostProfile, Envelope, Settings
+from pilotfish_engine.errors import EnvelopeError
+from pilotfish_engine.sampling.draw import choose
+from pilotfish_engine.speculation.controller import Controller
+from pilotfish_engine.speculation.proposer import TargetHidden
+from pilotfish_engine.speculation.step import Step
+from pilotfish_engine.types import (
+    Admission,
+    Batch,
+    Chunk,
+    ForwardMode,
+    GenerationBatchResult,
+    SpeculationReport,
+    WorkerLimits,
+)
+from pilotfish_engine.worker.inputs import ForwardInputs
+
+
+@dataclass(frozen=True)
+class _HostArray:
+    """A result that has been copied to the host already."""
+
+    values: list[int]
+
+    def tolist(self) -> list[int]:
+        return self.values
+
+
+class TargetWorker:
+    """One step function, one controller, one state. `trees`: the method can use topk above 1."""
+
+    def __init__(
+        self,
+        step: Step,
+        controller: Controller,
+        limits: WorkerLimits,
+        method: str,
+        trees: bool,
+        profile: CostProfile | None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._step = step
+        self._controller = controller
+        self._limits = limits
+        self._method = method
+        self._trees = trees
+        self._profile = profile
+        self._clock = clock
+
+    @property
+    def limits(self) -> WorkerLimits:
+        return self._limits
+
+    @property
+    def reserve_tokens(self) -> int:
+        proposer = self._step.proposer
+        envelope = self._controller.envelope
+        if proposer is None or envelope.num_steps == 0:
+            return 1
+        return proposer.slots_needed(
+            Settings(num_steps=envelope.num_steps, topk=envelope.topk, num_draft_tokens=envelope.num_draft_tokens)
+        )
+
+    def admit(self, admission: Admission) -> None:
+        self._step.state.admit(admission)
+        if self._step.proposer is not None:
+            self._step.proposer.admit(admission.row, admission.cached_len)
+
+    def release(self, row: int) -> None:
+        self._step.state.release(row)
+
+    def reusable_len(self, row: int, seq_len: int) -> int:
+        proposer = self._step.proposer
+        return seq_len if proposer is None else proposer.reusable_len(row, seq_len)
+
+    def set_envelope(self, envelope: Envelope) -> None:
+        if self._step.proposer is None and envelope.num_steps > 0:
+            raise EnvelopeError(
+                f"num_steps is {envelope.num_steps}, but this engine has no draft; 0 would work", "num_steps"
+            )
+        if envelope.topk > 1 and not self._trees:
+            raise EnvelopeError(f"topk is {envelope.topk}, but {self._method} drafts chains; 1 would work", "topk")
+        self._controller.set_envelope(envelope)
+
+    def speculation_report(self) -> SpeculationReport:
+        controller = self._controller
+        return SpeculationReport(
+            method=self._method,
+            effective=controller.effective(),
+            envelope=controller.envelope,
+            accept_length=controller.accept_length,
+            accept=controller.accept,
+            profile=self._profile,
+            reason=controller.reason,
+        )
+
+    @torch.inference_mode()
+    def forward_batch_generation(self, batch: Batch) -> GenerationBatchResult:
+        for added in batch.new_pages:
+            self._step.state.append_pages(added.row, added.first, added.pages)
+        if batch.mode is ForwardMode.EXTEND:
+            return self._extend(batch.chunks)
+        return self._decode(batch.rows, batch.context_tokens)
+
+    def _decode(self, host_rows: Sequence[int], context_tokens: int) -> GenerationBatchResult:
+        settings = self._controller.choose(len(host_rows), context_tokens)
+        begun = self._clock()
+        result = self._step(host_rows, settings)
+        next_token_ids = result.next_token_ids.tolist()  # the one copy of the result; waits for the step
+        accept_lens, draft_lens = result.accept_lens.tolist(), result.draft_lens.tolist()
+        step_ms = (self._clock() - begun) * 1e3
+        self._controller.observe(settings, context_tokens, accept_lens, step_ms)
+        return GenerationBatchResult(
+            next_token_ids=_HostArray(next_token_ids),
+            accept_lens=_HostArray(accept_lens),
+            draft_lens=_HostArray(draft_lens),
+            num_draft_tokens=result.num_draft_tokens,
+        )
+
+    def _extend(self, chunks: Sequence[Chunk]) -> GenerationBatchResult:
+        state, step = self._step.state, self._step
+        rows = state.row_index([chunk.row for chunk in chunks])
+        counts = [chunk.end - chunk.start for chunk in chunks]
+        ends = torch.tensor([chunk.end for chunk in chunks], dtype=torch.int64)
+        positions = torch.cat([torch.arange(chunk.start, chunk.end) for chunk in chunks]).to(state.device)
+        row_of = torch.repeat_interleave(rows, torch.tensor(counts, device=state.device), output_size=sum(counts))
+        indptr = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(state.device)
+        inputs = ForwardInputs(
+            token_ids=state.tokens[row_of, positions],
+            positions=positions,
+            slots=state.slots(row_of, positions.unsqueeze(1)).squeeze(1),
+            page_table=state.page_table[rows],
+            prefix_lens=torch.tensor([chunk.start for chunk in chunks], dtype=torch.int32).to(state.device),
+            q_indptr=indptr,
+            tree_mask=None,
+        )
+        aux_layers = step.proposer.aux_layers if step.proposer is not None else ()
+        hidden, aux = step.target.forward(inputs, step.kv, aux_layers)
+        sampled = [i for i, chunk in enumerate(chunks) if chunk.last]
+        next_token_ids = [0] * len(chunks)
+        if sampled:
+            which = torch.tensor(sampled, dtype=torch.int64).to(state.device)
+            at, host_rows = ends.to(state.device)[which], [chunks[i].row for i in sampled]
+            logits = step.target.logits(hidden[(indptr[1:][which] - 1).to(torch.int64)])
+            drawn = choose(logits, at, state.sampling(rows[which], host_rows))
+            state.tokens[rows[which], at] = drawn
+            for i, token in zip(sampled, drawn.tolist(), strict=True):
+                next_token_ids[i] = token
+        state.seq_lens[rows] = ends.to(state.device)
+        if step.proposer is not None:
+            step.proposer.extend(chunks, TargetHidden(hidden, tuple(aux)))
+        return GenerationBatchResult(
+            next_token_ids=_HostArray(next_token_ids),
+            accept_lens=_HostArray([int(chunk.last) for chunk in chunks]),
+            draft_lens=_HostArray([0] * len(chunks)),
+            num_draft_tokens=1,
+        )

@@ -1,0 +1,139 @@
+"""One engine over a tiny checkpoint, with everything watched: NaN in every unused KV row, page accounts after each step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from pilotfish_engine.config import CapacityConfig, EngineConfig, ModelConfig, SpeculationConfig
+from pilotfish_engine.contract.speculation import Envelope, EnvelopeUpdate
+from pilotfish_engine.engine import Parts, assemble
+from pilotfish_engine.messages import Output, SamplingParams, Submit
+from pilotfish_engine.scheduler.scheduler import Scheduler
+from pilotfish_engine.types import Admission, Batch, ForwardMode, GenerationBatchResult, SpeculationReport, WorkerLimits
+
+MAX_MODEL_LEN = 96
+MAX_RUNNING = 6
+NUM_STEPS = 4
+
+
+def fixed(num_steps: int, topk: int) -> EnvelopeUpdate:
+    """Exactly these settings at every load: a chain, or a tree of twice as many nodes."""
+    nodes = num_steps + 1 if topk == 1 else 2 * num_steps + 2
+    return EnvelopeUpdate(
+        num_steps=num_steps, topk=topk, num_draft_tokens=max(2, nodes), tuning="Fixed", disable_threshold=1000
+    )
+
+
+@dataclass
+class Watched:
+    """A Worker that keeps what its decode steps returned: for each row (drafted, accept_len, num_draft_tokens)."""
+
+    parts: Parts
+    steps: list[tuple[Batch, GenerationBatchResult]] = field(default_factory=list)
+
+    @property
+    def limits(self) -> WorkerLimits:
+        return self.parts.worker.limits
+
+    @property
+    def reserve_tokens(self) -> int:
+        return self.parts.worker.reserve_tokens
+
+    def admit(self, admission: Admission) -> None:
+        self.parts.worker.admit(admission)
+
+    def forward_batch_generation(self, batch: Batch) -> GenerationBatchResult:
+        result = self.parts.worker.forward_batch_generation(batch)
+        if batch.mode is ForwardMode.DECODE:
+            self.steps.append((batch, result))
+        return result
+
+    def reusable_len(self, row: int, seq_len: int) -> int:
+        return self.parts.worker.reusable_len(row, seq_len)
+
+    def release(self, row: int) -> None:
+        self.parts.worker.release(row)
+
+    def set_envelope(self, envelope: Envelope) -> None:
+        self.parts.worker.set_envelope(envelope)
+
+    def speculation_report(self) -> SpeculationReport:
+        return self.parts.worker.speculation_report()
+
+
+@dataclass
+class Answer:
+    token_ids: list[int] = field(default_factory=list)
+    last: Output | None = None
+
+    @property
+    def finish_reason(self) -> str | None:
+        return None if self.last is None else self.last.finish_reason
+
+
+class Harness:
+    """`scheduler` is new for every case; the loaded models are shared, and their pools start as NaN."""
+
+    def __init__(self, parts: Parts, chunk_size: int = 512) -> None:
+        self.parts = parts
+        self.worker = Watched(parts)
+        self.scheduler = Scheduler(self.worker, chunk_size, parts.stop_text)
+        self.answers: dict[str, Answer] = {}
+        self._ids = 0
+        for cache in self.caches():
+            cache.k.fill_(torch.nan)
+            cache.v.fill_(torch.nan)
+
+    def caches(self) -> Iterator[object]:
+        yield self.parts.step.kv
+        own = getattr(self.parts.step.proposer, "kv", None)
+        if own is not None:
+            yield own
+
+    def submit(self, prompt: Sequence[int], **params: object) -> str:
+        self._ids += 1
+        request_id = f"r{self._ids}"
+        values = {"max_tokens": 16, "temperature": 0.0} | params
+        self.answers[request_id] = Answer()
+        self.scheduler.submit(Submit(request_id=request_id, prompt=list(prompt), params=SamplingParams(**values)))
+        return request_id
+
+    def step(self) -> list[Output]:
+        outputs = self.scheduler.step()
+        self.scheduler.check()
+        for output in outputs:
+            answer = self.answers[output.request_id]
+            assert answer.finish_reason is None, "an output came after the end"
+            answer.token_ids += output.token_ids
+            answer.last = output
+        return outputs
+
+    def drain(self, limit: int = 2000) -> None:
+        for _ in range(limit):
+            if not self.scheduler.has_work:
+                return
+            self.step()
+        raise AssertionError(f"not finished after {limit} steps")
+
+    def run(self, prompts: Sequence[Sequence[int]], **params: object) -> list[list[int]]:
+        ids = [self.submit(prompt, **params) for prompt in prompts]
+        self.drain()
+        assert all(self.answers[i].finish_reason in ("stop", "length") for i in ids), self.answers
+        return [self.answers[i].token_ids for i in ids]
+
+
+def load(target: Path, method: str, draft: Path | None, page_size: int, kv_tokens: int | None = None) -> Parts:
+    return assemble(
+        EngineConfig(
+            model=ModelConfig(source=str(target), dtype="float32", max_model_len=MAX_MODEL_LEN),
+            speculation=SpeculationConfig(
+                method=method,
+                draft=None if draft is None else str(draft),
+                envelope=Envelope(num_steps=NUM_STEPS, topk=4, num_draft_tokens=2 * NUM_STEPS + 2),
+            ),
+            capacity=CapacityConfig(max_running_requests=MAX_RUNNING, page_size=page_size, kv_tokens=kv_tokens),
+        )
+    )

@@ -1,0 +1,137 @@
+"""Rules 1, 3, 4, 8, 9, 11: greedy speculation gives the reference library's tokens, whatever happens on the way."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engine.conformance.conftest import VOCAB, prompts, variants
+from tests.engine.conformance.harness import MAX_MODEL_LEN, MAX_RUNNING, NUM_STEPS, Harness, fixed
+
+VARIANTS = variants()
+SETTINGS = [(1, 1), (NUM_STEPS, 1), (NUM_STEPS, 2), (3, 4)]
+
+
+def start(engine, method, draft, page_size, num_steps, topk, chunk_size=512):
+    harness = Harness(engine(method, draft, page_size), chunk_size)
+    harness.scheduler.set_envelope(fixed(num_steps, topk))
+    return harness
+
+
+@pytest.mark.parametrize(("num_steps", "topk"), SETTINGS)
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize(("method", "draft"), VARIANTS)
+def test_tokens_equal_the_reference(engine, greedy, method, draft, page_size, num_steps, topk):
+    """A batch larger than the rows, of different lengths and ends; then again, from the prefix cache."""
+    harness = start(engine, method, draft, page_size, num_steps, topk)
+    batch = prompts(MAX_RUNNING + 3, seed=1)
+    limits = [1 + 3 * i for i in range(len(batch))]
+    for _ in range(2):
+        ids = [harness.submit(p, max_tokens=n, ignore_eos=True) for p, n in zip(batch, limits, strict=True)]
+        harness.drain()
+        for request_id, prompt, limit in zip(ids, batch, limits, strict=True):
+            assert harness.answers[request_id].token_ids == greedy(prompt, limit)
+            assert harness.answers[request_id].finish_reason == "length"
+
+
+@pytest.mark.parametrize("chunk_size", [1, 5])
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize(("method", "draft"), VARIANTS)
+def test_chunked_prefill(engine, greedy, method, draft, page_size, chunk_size):
+    harness = start(engine, method, draft, page_size, NUM_STEPS, 1, chunk_size)
+    batch = prompts(4, seed=2)
+    assert harness.run(batch, max_tokens=12, ignore_eos=True) == [greedy(p, 12) for p in batch]
+
+
+@pytest.mark.parametrize("topk", [1, 4])
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize(("method", "draft"), VARIANTS)
+def test_retraction_under_pressure(engine, greedy, method, draft, page_size, topk):
+    """Another holder takes most of the pool, so that requests are retracted in the middle and resume."""
+    harness = start(engine, method, draft, page_size, NUM_STEPS, topk, chunk_size=16)
+    pool = harness.scheduler.pool
+    kept = 2 * (MAX_MODEL_LEN // page_size)
+    taken = pool.allocate(pool.num_free - kept)
+    batch = prompts(6, seed=3, shortest=20)
+    ids = [harness.submit(p, max_tokens=40, ignore_eos=True) for p in batch]
+    retracted = False
+    for _ in range(2000):
+        if not harness.scheduler.has_work:
+            break
+        for output in harness.scheduler.step():
+            harness.answers[output.request_id].token_ids += output.token_ids
+        pool.check([*harness.scheduler.held_pages(), taken])
+        retracted |= harness.scheduler.retractions > 0
+    assert retracted
+    assert [harness.answers[i].token_ids for i in ids] == [greedy(p, 40) for p in batch]
+    pool.release(taken)
+    harness.scheduler.check()
+
+
+@pytest.mark.parametrize("when", [1, 2, 4])
+@pytest.mark.parametrize(("method", "draft"), VARIANTS)
+def test_abort_frees_at_once_and_disturbs_nobody(engine, greedy, method, draft, when):
+    harness = start(engine, method, draft, 16, NUM_STEPS, 2, chunk_size=8)
+    batch = prompts(4, seed=4, shortest=12)
+    ids = [harness.submit(p, max_tokens=20, ignore_eos=True) for p in batch]
+    for _ in range(when):
+        harness.step()
+    harness.scheduler.abort(ids[1])
+    harness.scheduler.check()
+    harness.drain()
+    for number in (0, 2, 3):
+        assert harness.answers[ids[number]].token_ids == greedy(batch[number], 20)
+    assert harness.scheduler.pool.num_free + harness.scheduler.prefix.num_cached == harness.scheduler.pool.num_pages
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize(("method", "draft"), VARIANTS)
+def test_boundaries(engine, greedy, method, draft, page_size):
+    harness = start(engine, method, draft, page_size, NUM_STEPS, 1)
+    one, longest = [5], prompts(1, seed=5, shortest=MAX_MODEL_LEN - 1, longest=MAX_MODEL_LEN)[0]
+    assert len(longest) == MAX_MODEL_LEN - 1
+    assert harness.run([one], max_tokens=10, ignore_eos=True) == [greedy(one, 10)]
+    assert harness.run([longest], max_tokens=10, ignore_eos=True) == [greedy(longest, 1)]  # the context ends it
+    assert harness.run([one] * MAX_RUNNING, max_tokens=1, ignore_eos=True) == [greedy(one, 1)] * MAX_RUNNING
+    for left in range(1, NUM_STEPS + 2):  # num_steps larger than what is left
+        assert harness.run([[7, 9, 7, 9]], max_tokens=left, ignore_eos=True) == [greedy([7, 9, 7, 9], left)]
+    first = harness.submit([8, 8, 8], max_tokens=3, ignore_eos=True)
+    while harness.answers[first].finish_reason is None:  # a request that arrives as the last one finishes
+        harness.step()
+    assert harness.run([[9, 9]], max_tokens=5, ignore_eos=True) == [greedy([9, 9], 5)]
+
+
+@pytest.mark.parametrize("disturbed", ["", "chunks", "prefix hit", "retracted", "disabled"])
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("method", sorted({method for method, draft in VARIANTS if draft}))
+def test_a_draft_equal_to_the_target_is_always_accepted(engine, greedy, method, page_size, disturbed):
+    harness = start(engine, method, "equal", page_size, NUM_STEPS, 1, 5 if disturbed == "chunks" else 512)
+    prompt = prompts(1, seed=6, shortest=30, longest=31)[0]
+    if disturbed == "prefix hit":
+        harness.run([[*prompt, 3]], max_tokens=2)
+    request_id = harness.submit(prompt, max_tokens=40, ignore_eos=True)
+    other = harness.submit(prompt[:7], max_tokens=40, ignore_eos=True)
+    if disturbed:
+        for _ in range(3):
+            harness.step()
+    if disturbed == "retracted":
+        harness.scheduler.retract_latest()
+        harness.scheduler.retract_latest()
+    if disturbed == "disabled":
+        harness.scheduler.set_envelope(fixed(0, 1))
+        for _ in range(7):
+            harness.step()
+        harness.scheduler.set_envelope(fixed(NUM_STEPS, 1))
+    harness.worker.steps.clear()
+    harness.drain()
+    assert harness.answers[request_id].token_ids == greedy(prompt, 40)
+    assert harness.answers[other].token_ids == greedy(prompt[:7], 40)
+    assert harness.worker.steps
+    if disturbed == "prefix hit":
+        assert harness.answers[request_id].last.cached_tokens >= len(prompt) - page_size
+    for _, result in harness.worker.steps:
+        assert result.num_draft_tokens == NUM_STEPS + 1
+        assert set(result.accept_lens.tolist()) == {NUM_STEPS + 1}
+
+
+def test_the_tiny_vocabulary_is_the_reference_s(reference):
+    assert reference.config.vocab_size == VOCAB
