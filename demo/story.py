@@ -42,7 +42,7 @@ def serve(world: World) -> None:
             if seen.get(condition["type"]) != text:
                 seen[condition["type"]] = text
                 screen.note(text)
-        return _holds(model, "Ready")
+        return holds(model, "Ready")
 
     asyncio.run(wait(world, ready, 240, "READY"))
 
@@ -127,7 +127,7 @@ def _conditions(model: Any) -> dict[str, Any]:
     return {each["type"]: each for each in model.get("status", {}).get("conditions", [])}
 
 
-def _holds(model: Any, condition: str) -> bool:
+def holds(model: Any, condition: str) -> bool:
     found = _conditions(model).get(condition, {})
     current = found.get("observedGeneration") == model["metadata"]["generation"]
     return bool(found.get("status") == "True" and current)
