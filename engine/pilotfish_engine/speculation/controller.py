@@ -105,14 +105,14 @@ class Controller:
     ) -> None:
         """A step of `settings` committed accept_lens[i] ≥ 1 tokens of each request. step_ms None: it was not timed."""
         batch = len(accept_lens)
-        predicted_ms = spec_step_ms(self._profile, batch, context_tokens, settings)
         self._estimate.observe(settings, accept_lens)
         if step_ms is not None:
+            predicted_ms = spec_step_ms(self._profile, batch, context_tokens, settings)
             self._times.observe(settings, batch, step_ms / predicted_ms)
         self._active = settings.num_steps > 0
         self._steps_since += 1
         if settings == self._settings:
-            self._credit_ms += PROBE_SHARE * predicted_ms
+            self._credit_ms += PROBE_SHARE * self._step_ms(settings, batch, context_tokens)
         else:
             self._credit_ms -= self._loss_ms(settings, batch, context_tokens, sum(accept_lens) / batch)
             self._probe_steps += 1
@@ -152,7 +152,7 @@ class Controller:
             return
         probe = subjects[self._probes_begun % len(subjects)]
         steps = -(-PROBE_REQUEST_STEPS // batch)
-        least = 0.1 * spec_step_ms(self._profile, batch, context_tokens, probe)  # else a free probe would never end
+        least = 0.1 * self._step_ms(probe, batch, context_tokens)  # else a free probe would never end
         price = steps * max(least, self._loss_ms(probe, batch, context_tokens, committed=1))
         nothing_known = self._estimate.accept_length is None  # then the first probe is on credit
         if self._credit_ms >= price or nothing_known:
@@ -170,15 +170,22 @@ class Controller:
         subjects = [deepest]
         if self._settings.num_steps > 0:
             subjects.append(PLAIN)
+        elif self._choice is not None and self._choice.rejected:
+            subjects.append(self._choice.rejected[0].settings)
         if self._envelope.topk > 1 and self._settings.topk == 1 and chains:
             subjects.append(min((s for s in allowed if s.topk > 1), key=lambda s: s.num_draft_tokens, default=deepest))
         return [s for s in subjects if s != self._settings]
 
     def _loss_ms(self, settings: Settings, batch: int, context_tokens: int, committed: float) -> float:
         """What a step that commits so many tokens a request takes longer than these take under what is being run."""
-        own = spec_step_ms(self._profile, batch, context_tokens, settings)
-        running = spec_step_ms(self._profile, batch, context_tokens, self._settings)
+        own = self._step_ms(settings, batch, context_tokens)
+        running = self._step_ms(self._settings, batch, context_tokens)
         return own - running * committed / (1 + expected_yield(self._estimate.acceptance, self._settings))
+
+    def _step_ms(self, settings: Settings, batch: int, context_tokens: int) -> float:
+        """By the profile, speculative steps corrected to plain ones."""
+        ratio = self._times.spec_to_plain(batch) if settings.num_steps > 0 else 1.0
+        return ratio * spec_step_ms(self._profile, batch, context_tokens, settings)
 
     def _auto_threshold(self) -> int | None:
         return disable_threshold(
