@@ -1,0 +1,83 @@
+"""Engines made of a cost profile and an acceptance: time is what the profile says, drafts are accepted by dice."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pilotfish_engine.contract.goodput import Acceptance, candidates, spec_rate, spec_step_ms
+from pilotfish_engine.contract.speculation import PLAIN, CostProfile, Envelope, Settings
+from pilotfish_engine.speculation.controller import Controller
+
+CONTEXT = 500  # tokens of each request
+
+H200 = CostProfile(
+    verify_ms=(
+        (1, 4.084), (2, 4.095), (4, 4.084), (8, 4.112), (16, 4.159), (32, 4.253), (64, 4.380), (128, 4.894),
+        (256, 7.091), (512, 12.495), (1024, 23.549),
+    ),
+    draft_ms=((1, 0.2), (64, 0.3), (256, 0.6)),
+    extend_ms=((1, 0.2), (1024, 0.8)),
+    kv_ms_per_token=3e-5,
+    overhead_ms=0.2,
+)  # fmt: skip
+CPU_NGRAM = CostProfile(
+    verify_ms=((1, 12.0), (2, 14.0), (4, 17.0), (8, 24.0), (16, 40.0), (32, 70.0), (64, 130.0), (256, 500.0)),
+    overhead_ms=0.3,
+)
+PROFILES = {"h200": H200, "cpu_ngram": CPU_NGRAM}
+
+
+def traffic(accept_length: float) -> Acceptance:
+    """Drafts of which a chain of five commits `accept_length` tokens a step."""
+    return Acceptance.from_length(accept_length, 5) if accept_length > 1 else Acceptance((0.0,))
+
+
+@dataclass(frozen=True)
+class Step:
+    settings: Settings
+    ms: float
+    tokens: int
+
+
+def simulate(
+    controller: Controller,
+    profile: CostProfile,
+    acceptance: Callable[[int], Acceptance],
+    batch: int,
+    steps: int,
+    seed: int = 0,
+    delay: int = 0,
+) -> list[Step]:
+    """`steps` decode steps of an engine whose true costs are `profile`. delay: by how many steps results come late."""
+    dice, done, late = random.Random(seed), list[Step](), []
+    for index in range(steps):
+        settings = controller.choose(batch, batch * CONTEXT)
+        ms = spec_step_ms(profile, batch, batch * CONTEXT, settings)
+        accept_lens = [_accept_len(dice, acceptance(index), settings) for _ in range(batch)]
+        late.append((settings, batch * CONTEXT, accept_lens, ms))
+        if len(late) > delay:
+            controller.observe(*late.pop(0))
+        done.append(Step(settings, ms, sum(accept_lens)))
+    return done
+
+
+def _accept_len(dice: random.Random, acceptance: Acceptance, settings: Settings) -> int:
+    for depth in range(1, settings.num_steps + 1):
+        miss = 1 - acceptance.conditional(depth)
+        if dice.random() < miss ** (1 + acceptance.siblings * math.log(settings.topk)):
+            return depth
+    return settings.num_steps + 1
+
+
+def rate(steps: list[Step]) -> float:
+    """Tokens/s."""
+    return 1000 * sum(step.tokens for step in steps) / sum(step.ms for step in steps)
+
+
+def best_static(profile: CostProfile, acceptance: Acceptance, batch: int, envelope: Envelope) -> float:
+    """Tokens/s of the best single setting, plain included, to somebody who knows costs and acceptance."""
+    settings = (PLAIN, *candidates(envelope))
+    return max(spec_rate(profile, acceptance, batch, batch * CONTEXT, s) for s in settings)

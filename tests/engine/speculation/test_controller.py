@@ -1,0 +1,235 @@
+"""The controller against synthetic engines: never far below the better of plain and the best static setting."""
+
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pilotfish_engine.contract.goodput import Acceptance, candidates, plain_step_ms
+from pilotfish_engine.contract.speculation import PLAIN, CostProfile, Envelope, Settings
+from pilotfish_engine.speculation.acceptance import AcceptanceEstimate
+from pilotfish_engine.speculation.controller import PROBE_SHARE, Controller
+from tests.engine.speculation.synthetic import (
+    CONTEXT,
+    CPU_NGRAM,
+    H200,
+    PROFILES,
+    best_static,
+    rate,
+    simulate,
+    traffic,
+)
+
+CHAINS = Envelope(num_steps=5, topk=1, num_draft_tokens=6)
+STEPS = {1: 3000, 4: 2000, 16: 1000, 64: 600, 256: 400}
+K3 = Settings(num_steps=3, topk=1, num_draft_tokens=4)
+FIXED = Envelope(num_steps=3, topk=1, num_draft_tokens=4, tuning="Fixed")
+
+
+def controller(profile: CostProfile = H200, envelope: Envelope = CHAINS) -> Controller:
+    return Controller(envelope, profile, max_batch=256)
+
+
+@pytest.mark.parametrize("accept_length", [1.0, 1.2, 1.6, 2.0, 2.6, 3.2])
+@pytest.mark.parametrize("batch", [1, 4, 16, 64, 256])
+@pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
+def test_stationary_traffic(profile: CostProfile, batch: int, accept_length: float) -> None:
+    """From a cold start, learning included."""
+    acceptance = traffic(accept_length)
+    steps = simulate(controller(profile), profile, lambda _: acceptance, batch, STEPS[batch], seed=1)
+    assert rate(steps) >= 0.97 * best_static(profile, acceptance, batch, CHAINS)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
+@pytest.mark.parametrize("seed", range(3))
+def test_traffic_that_turns_from_chat_to_code_and_back_is_followed(profile: CostProfile, batch: int, seed: int) -> None:
+    length, chat, code = 2500, traffic(1.14), traffic(1.96)
+    phases = (chat, code, chat)
+    steps = simulate(controller(profile), profile, lambda i: phases[i // length], batch, 3 * length, seed)
+    for phase, acceptance in enumerate(phases):
+        own = steps[phase * length : (phase + 1) * length]
+        static = best_static(profile, acceptance, batch, CHAINS)
+        assert rate(own) >= 0.9 * static  # what following costs
+        assert rate(own[1000:]) >= 0.95 * static  # and that it ends; dice included
+
+
+@pytest.mark.parametrize(("profile", "batch", "length"), [(H200, 16, 2.6), (H200, 64, 1.0), (CPU_NGRAM, 16, 1.6)])
+def test_no_flapping_at_constant_load(profile: CostProfile, batch: int, length: float) -> None:
+    subject, runs = controller(profile), list[Settings]()
+    acceptance = traffic(length)
+    for _ in range(20):
+        simulate(subject, profile, lambda _: acceptance, batch, 50)
+        effective = subject.effective()
+        runs.append(
+            Settings(num_steps=effective.num_steps, topk=effective.topk, num_draft_tokens=effective.num_draft_tokens)
+        )
+    settled = runs[4:]
+    assert sum(a != b for a, b in pairwise(settled)) <= 2
+
+
+@pytest.mark.parametrize("batch", [1, 16, 256])
+def test_a_useless_draft_costs_its_probes_only(batch: int) -> None:
+    steps = simulate(controller(), H200, lambda _: traffic(1.0), batch, 1500)
+    plain = plain_step_ms(H200, batch, batch * CONTEXT)
+    lost = sum(step.ms - plain for step in steps)
+    assert lost <= (PROBE_SHARE * 1500 + 12) * plain  # beside the share, what it takes to lose the first hope
+    assert any(step.settings != PLAIN for step in steps[500:])  # and it goes on looking
+
+
+def test_results_that_come_a_step_late_change_nothing_that_matters() -> None:
+    acceptance = traffic(2.0)
+    steps = simulate(controller(), H200, lambda _: acceptance, 16, 1000, delay=1)
+    assert rate(steps) >= 0.97 * best_static(H200, acceptance, 16, CHAINS)
+
+
+@pytest.mark.parametrize("spec_overhead", [0.0, 12.0])
+@pytest.mark.parametrize("accept_length", [1.2, 1.6, 2.0])
+def test_a_wrong_profile_does_not_hold_a_losing_choice(spec_overhead: float, accept_length: float) -> None:
+    """Speculative steps really cost 4 ms beside the passes; the profile says nothing or three times that."""
+    true = CPU_NGRAM.model_copy(update={"overhead_ms": 4.0})
+    wrong = CPU_NGRAM.model_copy(update={"overhead_ms": spec_overhead})
+    acceptance = traffic(accept_length)
+    steps = simulate(controller(wrong), true, lambda _: acceptance, 1, 4000)
+    assert rate(steps[1000:]) >= 0.95 * best_static(true, acceptance, 1, CHAINS)
+
+
+@pytest.mark.parametrize("siblings", [0.0, 0.9])
+def test_trees_are_taken_where_siblings_catch_something_and_left_where_not(siblings: float) -> None:
+    trees = Envelope(num_steps=3, topk=2, num_draft_tokens=7)
+    acceptance = Acceptance(traffic(2.0).accept, siblings)
+    steps = simulate(controller(CPU_NGRAM, trees), CPU_NGRAM, lambda _: acceptance, 1, 4000)
+    chains = best_static(CPU_NGRAM, acceptance, 1, Envelope(num_steps=3, topk=1, num_draft_tokens=7))
+    assert rate(steps[1000:]) >= 0.96 * best_static(CPU_NGRAM, acceptance, 1, trees)
+    assert siblings == 0.0 or rate(steps[1000:]) > chains
+
+
+def test_fixed_is_exactly_its_settings_below_the_threshold_and_plain_from_it_on() -> None:
+    subject = controller(envelope=FIXED.model_copy(update={"disable_threshold": 8}))
+    for batch in [1, 7, 8, 200, 7, 8, 3] * 20:
+        settings_ = subject.choose(batch, batch * CONTEXT)
+        assert settings_ == (K3 if batch < 8 else PLAIN)
+        subject.observe(settings_, batch * CONTEXT, [1] * batch)  # accepts nothing, and is not asked
+    assert subject.effective().disable_threshold == 8
+
+
+def test_fixed_with_an_automatic_threshold_stops_at_it() -> None:
+    subject, dice = controller(envelope=FIXED), random.Random(3)
+    simulate(subject, H200, lambda _: traffic(2.6), 16, 200)
+    threshold = subject.effective().disable_threshold
+    assert threshold is not None
+    assert 40 < threshold < 160
+    for _ in range(50):
+        batch = dice.choice([b for b in range(1, 257) if abs(b / threshold - 1) > 0.1])
+        settings_ = _after_probe(subject, batch)
+        assert settings_ == (K3 if batch < threshold else PLAIN)
+
+
+def _after_probe(subject: Controller, batch: int) -> Settings:
+    """What is run at this batch between probes."""
+    subject.choose(batch, batch * CONTEXT)
+    effective = subject.effective()
+    return Settings(num_steps=effective.num_steps, topk=effective.topk, num_draft_tokens=effective.num_draft_tokens)
+
+
+@pytest.mark.parametrize("envelope", [CHAINS.model_copy(update={"disable_threshold": 4}), Envelope(num_steps=0)])
+def test_what_the_envelope_forbids_is_not_even_probed(envelope: Envelope) -> None:
+    steps = simulate(controller(envelope=envelope), H200, lambda _: traffic(3.2), 4, 500)
+    assert {step.settings for step in steps} == {PLAIN}
+
+
+def test_a_new_envelope_holds_from_the_next_step() -> None:
+    subject = controller()
+    simulate(subject, H200, lambda _: traffic(3.2), 4, 100)
+    assert subject.effective().num_steps > 1
+    subject.set_envelope(Envelope(num_steps=1, topk=1, num_draft_tokens=2))
+    assert subject.choose(4, 4 * CONTEXT).num_steps <= 1
+    subject.set_envelope(Envelope(num_steps=0))
+    assert subject.choose(4, 4 * CONTEXT) == PLAIN
+
+
+def test_report_before_and_after_the_first_step() -> None:
+    subject = controller()
+    assert (subject.accept_length, subject.accept, subject.reason) == (None, (), "no step has run yet")
+    assert not subject.effective().active
+    chosen = subject.choose(1, 10)
+    subject.observe(chosen, 10, [chosen.num_steps + 1], 5.0)
+    assert subject.accept_length == chosen.num_steps + 1
+    assert len(subject.accept) == CHAINS.num_steps
+    assert subject.effective().active
+    assert "with 1 running" in subject.reason
+
+
+def test_the_threshold_rises_with_acceptance() -> None:
+    thresholds = []
+    for accept_length in (1.0, 1.3, 1.6, 2.0, 2.6):
+        subject = controller(CPU_NGRAM)
+        for _ in range(200):
+            subject.observe(Settings(num_steps=5, topk=1, num_draft_tokens=6), CONTEXT, _lens(accept_length))
+        threshold = subject.effective().disable_threshold
+        assert threshold is not None
+        thresholds.append(threshold)
+    assert thresholds == sorted(thresholds)
+    assert thresholds[0] == 1 < thresholds[-1]
+
+
+def _lens(accept_length: float) -> list[int]:
+    """Twenty requests whose accepted lengths have this mean, none above 6."""
+    extra = round(20 * (accept_length - 1))
+    full, rest = divmod(extra, 5)
+    return [6] * full + [1 + rest] + [1] * (19 - full)
+
+
+def test_a_step_without_a_draft_counts_as_none_accepted() -> None:
+    """Drafts are found in half of the steps and are then all right: the probability of each depth is one half."""
+    estimate = AcceptanceEstimate()
+    for _ in range(200):
+        estimate.observe(Settings(num_steps=4, topk=1, num_draft_tokens=5), [1, 5] * 8)
+    assert estimate.acceptance.accept[:4] == pytest.approx((0.5,) * 4, abs=0.01)
+    assert estimate.accept_length == pytest.approx(3.0)
+
+
+def test_acceptance_is_learnt_by_depth_whatever_depth_runs() -> None:
+    estimate, dice = AcceptanceEstimate(), random.Random(5)
+    conditional = (0.8, 0.5, 0.9)
+    for _ in range(300):
+        depth = dice.choice([1, 2, 3])
+        lens = []
+        for _ in range(64):
+            accepted = 0
+            while accepted < depth and dice.random() < conditional[accepted]:
+                accepted += 1
+            lens.append(1 + accepted)
+        estimate.observe(Settings(num_steps=depth, topk=1, num_draft_tokens=depth + 1), lens)
+    assert estimate.acceptance.accept[:3] == pytest.approx((0.8, 0.4, 0.36), abs=0.03)
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_every_step_is_within_the_envelope(data: st.DataObject) -> None:
+    envelopes = st.builds(
+        Envelope,
+        num_steps=st.integers(0, 5),
+        topk=st.sampled_from([1, 2, 4]),
+        num_draft_tokens=st.integers(2, 16),
+        disable_threshold=st.one_of(st.just("Auto"), st.integers(1, 12)),
+        tuning=st.sampled_from(["Adaptive", "Fixed"]),
+    )
+    envelope = data.draw(envelopes)
+    subject = controller(data.draw(st.sampled_from([H200, CPU_NGRAM])), envelope)
+    for _ in range(data.draw(st.integers(1, 40))):
+        if data.draw(st.integers(0, 9)) == 0:
+            envelope = data.draw(envelopes)
+            subject.set_envelope(envelope)
+        batch = data.draw(st.integers(1, 16))
+        chosen = subject.choose(batch, batch * CONTEXT)
+        assert chosen in (PLAIN, *candidates(envelope))
+        threshold = envelope.disable_threshold
+        if threshold != "Auto":
+            assert batch < threshold or chosen == PLAIN
+            if envelope.tuning == "Fixed" and batch < threshold and envelope.num_steps > 0:
+                assert chosen in candidates(envelope)
+        lens = data.draw(st.lists(st.integers(1, chosen.num_steps + 1), min_size=batch, max_size=batch))
+        subject.observe(chosen, batch * CONTEXT, lens, data.draw(st.sampled_from([None, 0.01, 5.0, 1e4])))
