@@ -14,7 +14,7 @@ ENGINE = Path("engine/pilotfish_engine")
 KERNELS = ENGINE / "kernels" / "csrc"
 NGRAM = ENGINE / "speculation" / "csrc" / "ngram.cpp"
 BASE = ["-std=c++17", "-O3", "-g0", "-fvisibility=hidden"]
-FLAGS = [*BASE, "-fopenmp", "-ffp-contract=fast", "-fno-math-errno", "-Wno-psabi"]
+FLAGS = [*BASE, "-fopenmp", "-ffp-contract=fast", "-fno-math-errno", "-Wno-psabi", "-Wno-maybe-uninitialized"]
 LEVELS = {"_cpu": [], "_cpu_v3": ["-march=x86-64-v3"], "_cpu_v4": ["-march=x86-64-v4"]}
 
 

@@ -19,6 +19,7 @@ from pilotfish_engine.worker.inputs import ForwardInputs
 BUILDS = {"DEFAULT": "_cpu", "NO AVX": "_cpu", "AVX2": "_cpu_v3", "AVX512": "_cpu_v4"}
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 LANES = 16  # the attention kernel takes head dimensions that are multiples of it,
+MAX_DIM = 512
 MAX_GROUP = 32  # and at most so many query heads for a KV head
 
 SIGNATURES = {
@@ -115,13 +116,14 @@ def paged_attention(
 ) -> Tensor:
     tokens, heads, dim = q.shape
     kv_heads = k_cache.shape[1]
-    if dim % LANES or heads > MAX_GROUP * kv_heads:
+    if dim % LANES or dim > MAX_DIM or heads > MAX_GROUP * kv_heads:
         return reference.paged_attention(q, k_cache, v_cache, page_size, inputs, scale)
     requests, max_pages = inputs.page_table.shape
     _check(q.dtype, q, k_cache, v_cache)
     _check(torch.int32, inputs.page_table, inputs.prefix_lens, inputs.q_indptr)
     assert k_cache.shape == v_cache.shape
     assert heads % kv_heads == 0
+    assert page_size & (page_size - 1) == 0, "a page holds a power of two of slots"
     assert k_cache.shape[2] == dim
     assert inputs.prefix_lens.shape == (requests,)
     assert inputs.q_indptr.shape == (requests + 1,)

@@ -16,11 +16,13 @@ namespace {
 
 constexpr int64_t BLOCK = 64;     // keys, one bit each in a query's mask of the block
 constexpr int64_t MAX_ROWS = 32;  // queries of a tile
+constexpr int64_t MAX_DIM = 512;
+alignas(64) constexpr float ZEROS[MAX_DIM] = {};
 
 struct Inputs {
     const int32_t *page_table, *prefix_lens, *q_indptr;
     const int64_t* tree_mask;  // null: causal
-    int64_t requests, max_pages, page_size;
+    int64_t requests, max_pages, page_size;  // page_size: a power of two
     int64_t heads, kv_heads, dim;
     float scale;
 };
@@ -59,7 +61,7 @@ INLINE uint64_t block_mask(const Inputs& in, int64_t request, int64_t token, int
 }
 
 #ifdef __AVX512F__
-// 16 rows of 16 floats each, `stride` apart, become columns.
+// 16 rows of 16 values of 32 bits become columns.
 INLINE void transpose(f32x16 (&r)[16]) {
     auto exchange = [&](int distance, i32x16 low, i32x16 high) __attribute__((always_inline)) {
 #pragma GCC unroll 16
@@ -81,27 +83,49 @@ INLINE void transpose(f32x16 (&r)[16]) {
 }
 #endif
 
-// Keys to columns, values to rows, both to float; what no query of the tile sees is not read and becomes zero.
-template <class T>
-INLINE void pack(const T* const (&rows)[BLOCK], const T* const (&value_rows)[BLOCK], int64_t keys, int64_t dim,
-                 Scratch& s) {
-    for (int64_t j = 0; j < keys; j++)
-        for (int64_t d = 0; d < dim; d += LANES)
-            store(s.v + j * dim + d, value_rows[j] ? load(value_rows[j] + d) : f32x16{});
-    for (int64_t j = 0; j < keys; j += LANES) {
-        for (int64_t d = 0; d < dim; d += LANES) {
-            f32x16 columns[LANES];
-            for (int64_t i = 0; i < LANES; i++)
-                columns[i] = j + i < keys && rows[j + i] ? load(rows[j + i] + d) : f32x16{};
 #ifdef __AVX512F__
-            transpose(columns);
-            for (int64_t i = 0; i < LANES; i++) store(s.k + (d + i) * BLOCK + j, columns[i]);
-#else
-            for (int64_t i = 0; i < LANES; i++)
-                for (int64_t e = 0; e < LANES; e++) s.k[(d + e) * BLOCK + j + i] = columns[i][e];
-#endif
+// 16 rows of `dim` become the first 16 places of `dim` rows of BLOCK floats.
+INLINE void columns_of(const float* const* rows, float* to, int64_t dim) {
+    for (int64_t d = 0; d < dim; d += LANES) {
+        f32x16 lines[LANES];
+        for (int i = 0; i < LANES; i++) lines[i] = load(rows[i] + d);
+        transpose(lines);
+        for (int i = 0; i < LANES; i++) store(to + (d + i) * BLOCK, lines[i]);
+    }
+}
+INLINE void columns_of(const bfloat16* const* rows, float* to, int64_t dim) {
+    int64_t d = 0;
+    for (; d + 2 * LANES <= dim; d += 2 * LANES) {  // pairs of neighbours move as one
+        f32x16 pairs[LANES];
+        for (int i = 0; i < LANES; i++) std::memcpy(&pairs[i], rows[i] + d, sizeof(f32x16));
+        transpose(pairs);
+        for (int i = 0; i < LANES; i++) {
+            u32x16 both = bit_cast<u32x16>(pairs[i]);
+            store(to + (d + 2 * i) * BLOCK, bit_cast<f32x16>(both << 16));
+            store(to + (d + 2 * i + 1) * BLOCK, bit_cast<f32x16>(both & 0xffff0000u));
         }
     }
+    for (; d < dim; d += LANES) {
+        f32x16 lines[LANES];
+        for (int i = 0; i < LANES; i++) lines[i] = load(rows[i] + d);
+        transpose(lines);
+        for (int i = 0; i < LANES; i++) store(to + (d + i) * BLOCK, lines[i]);
+    }
+}
+#else
+template <class T>
+INLINE void columns_of(const T* const* rows, float* to, int64_t dim) {
+    for (int64_t d = 0; d < dim; d++)
+        for (int64_t i = 0; i < LANES; i++) to[d * BLOCK + i] = to_float(rows[i][d]);
+}
+#endif
+
+// Keys to columns, values to rows, both to float.
+template <class T>
+INLINE void pack(const T* const (&keys)[BLOCK], const T* const (&values)[BLOCK], int64_t count, int64_t dim, Scratch& s) {
+    for (int64_t j = 0; j < count; j += LANES) columns_of(keys + j, s.k + j, dim);
+    for (int64_t j = 0; j < count; j++)
+        for (int64_t d = 0; d < dim; d += LANES) store(s.v + j * dim + d, load(values[j] + d));
 }
 
 // scores[r][0 … 16·VECTORS) = scale · q[r] · keys, for ROWS queries.
@@ -209,6 +233,7 @@ void attend_tile(const Inputs& in, const Tile& tile, const T* q, const T* k_cach
     const int64_t begin = in.q_indptr[tile.request], prefix = in.prefix_lens[tile.request];
     const int64_t last = in.tree_mask ? in.q_indptr[tile.request + 1] : tile.token + tile.tokens;
     const int64_t end = prefix + (last - begin);
+    const int shift = __builtin_ctzll(uint64_t(in.page_size));
     const int32_t* pages = in.page_table + tile.request * in.max_pages;
     for (int64_t first = 0; first < end; first += BLOCK) {
         uint64_t masks[MAX_ROWS], any = 0;
@@ -220,13 +245,13 @@ void attend_tile(const Inputs& in, const Tile& tile, const T* q, const T* k_cach
         if (!any) continue;
         const int64_t keys = std::min(BLOCK, int64_t(64 - __builtin_clzll(any)));
         const T *key_rows[BLOCK], *value_rows[BLOCK];
-        for (int64_t j = 0; j < keys; j++) {
+        for (int64_t j = 0; j < BLOCK; j++) {  // what no query of the tile sees is not read: zeros stand for it
             const int64_t row = first + j;
             const bool is_seen = any >> j & 1;
-            const int64_t slot = is_seen ? pages[row / in.page_size] * in.page_size + row % in.page_size : 0;
+            const int64_t slot = is_seen ? int64_t(pages[row >> shift]) << shift | (row & (in.page_size - 1)) : 0;
             const int64_t at = (slot * in.kv_heads + tile.kv_head) * dim;
-            key_rows[j] = is_seen ? k_cache + at : nullptr;
-            value_rows[j] = is_seen ? v_cache + at : nullptr;
+            key_rows[j] = is_seen ? k_cache + at : reinterpret_cast<const T*>(ZEROS);
+            value_rows[j] = is_seen ? v_cache + at : reinterpret_cast<const T*>(ZEROS);
         }
         pack(key_rows, value_rows, keys, dim, s);
         attend_block(s, rows, masks, keys, dim, in.scale);

@@ -5,6 +5,10 @@
 #include <cstring>
 #include <limits>
 
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
 #define EXPORT extern "C" __attribute__((visibility("default")))
 #define INLINE inline __attribute__((always_inline))
 
@@ -54,14 +58,22 @@ INLINE f32x16 load(const float* from) {
 INLINE f32x16 load(const bfloat16* from) {
     u16x16 half;
     std::memcpy(&half, from, sizeof(half));
+#ifdef __AVX512F__
+    return bit_cast<f32x16>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bit_cast<__m256i>(half)), 16));
+#else
     return bit_cast<f32x16>(__builtin_convertvector(half, u32x16) << 16);
+#endif
 }
 INLINE void store(float* to, f32x16 v) { std::memcpy(to, &v, sizeof(v)); }
 INLINE void store(bfloat16* to, f32x16 v) {
     u32x16 bits = bit_cast<u32x16>(v);
     u32x16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     rounded = v == v ? rounded : (u32x16{} + 0x7fc0);
+#ifdef __AVX512F__
+    u16x16 half = bit_cast<u16x16>(_mm512_cvtepi32_epi16(bit_cast<__m512i>(rounded)));
+#else
     u16x16 half = __builtin_convertvector(rounded, u16x16);
+#endif
     std::memcpy(to, &half, sizeof(half));
 }
 
