@@ -1,0 +1,367 @@
+"""The SpeculativeModel as pydantic models: the single source of the CRD's schema (`crd.py` writes it) and of defaults.
+
+Descriptions are what `kubectl explain` shows; CEL rules carry the sentence that a refused manifest gets. Defaults live
+here and not in the schema, so that the user's object is never written. Knows nothing about other Kubernetes objects.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, WithJsonSchema
+
+from pilotfish_operator.schema import AutoOrSize, Free, Part, Quantity, Source, duration_schema, rule, rules
+
+Method = Literal["None", "NGRAM", "STANDALONE", "EAGLE", "EAGLE3", "MTP", "Auto"]
+NEEDS_DRAFT = ("STANDALONE", "EAGLE", "EAGLE3")
+FORBIDS_DRAFT = ("None", "NGRAM", "MTP")
+
+
+class SecretKey(Part):
+    """One key of a Secret in the model's namespace."""
+
+    name: str = Field(min_length=1, max_length=253, description="Name of the Secret.")
+    key: str = Field(min_length=1, max_length=253, description="Key within the Secret.")
+
+
+class Model(Part):
+    """The target model: the one whose answers are served."""
+
+    source: Source = Field(
+        description="Where the weights are: hf://ORG/REPO, pvc://CLAIM/PATH, file:///PATH (in the "
+        "image) or package://PACKAGE/FILE (inside an installed Python package)."
+    )
+    revision: str | None = Field(None, max_length=256, description="Branch, tag or commit of an hf:// source.")
+    token_secret_ref: SecretKey | None = Field(None, description="Access token for a gated hf:// source.")
+    served_name: str | None = Field(
+        None, min_length=1, max_length=253, description="Model name that clients send. Default: the object's name."
+    )
+
+
+class Draft(Part):
+    """The draft model or head that swims ahead of the target."""
+
+    source: Source = Field(description="Where the draft's weights are; the same four schemes as model.source.")
+
+
+class Speculation(Part):
+    """How tokens are drafted, and within which bounds the settings may move."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                f"!has(self.method) || !(self.method in {list(NEEDS_DRAFT)}) || has(self.draft)",
+                "this method needs a draft model: set spec.speculation.draft.source",
+                messageExpression="'method ' + self.method + ' needs a draft model: set spec.speculation.draft.source'",
+            ),
+            rule(
+                f"!has(self.method) || !(self.method in {list(FORBIDS_DRAFT)}) || !has(self.draft)",
+                "this method uses no draft model: remove spec.speculation.draft",
+                messageExpression="'method ' + self.method + ' uses no draft model: remove spec.speculation.draft, or "
+                "choose a method that has one'",
+            ),
+        )
+    )
+    method: Method = Field(
+        "Auto",
+        description="None (plain decoding), NGRAM (copies from the text so far), STANDALONE (a "
+        "small model of the same vocabulary), EAGLE, EAGLE3, MTP, or Auto: what the model and the draft "
+        "hold. Default: Auto.",
+    )
+    draft: Draft | None = Field(None, description="Draft model; STANDALONE, EAGLE and EAGLE3 need one.")
+    tuning: Literal["Adaptive", "Fixed"] = Field(
+        "Adaptive",
+        description="Adaptive: settings move with load and "
+        "acceptance within the bounds below. Fixed: the bounds are the settings. "
+        "Changes in running pods without a restart. Default: Adaptive.",
+    )
+    num_steps: int = Field(
+        5,
+        ge=1,
+        le=8,
+        description="Draft steps: the upper bound (Adaptive) or the value (Fixed). "
+        "A change rolls the pods, which size their memory by it. Default: 5.",
+    )
+    top_k: int = Field(
+        1,
+        alias="topK",
+        ge=1,
+        le=8,
+        description="Children of a draft node: bound or value. 1 drafts a chain. A change rolls the pods. Default: 1.",
+    )
+    num_draft_tokens: int | None = Field(
+        None,
+        ge=2,
+        le=64,
+        description="Tokens verified at once for a request, the root "
+        "included: bound or value. A change rolls the pods. Default: numSteps x topK + 1, "
+        "64 at most.",
+    )
+    disable_threshold: AutoOrSize = Field(
+        "Auto",
+        description="Running requests of one replica from which it decodes "
+        "plainly. Auto: where the measured profile says that speculation stops paying. "
+        "Changes in running pods without a restart. Default: Auto.",
+    )
+
+    @property
+    def draft_tokens(self) -> int:
+        return self.num_draft_tokens or min(64, self.num_steps * self.top_k + 1)
+
+
+class Engine(Part):
+    """Start-up settings of the engine; a change rolls the pods."""
+
+    tensor_parallel_size: int = Field(1, ge=1, le=64, description="Accelerators of one replica. Default: 1.")
+    max_model_len: int | None = Field(None, ge=16, description="Longest context in tokens. Default: the model's own.")
+    max_concurrency: int = Field(
+        256, ge=1, le=65536, description="Requests that one replica runs at once; more wait. Default: 256."
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="Precision. Default: auto.")
+    quantization: Literal["None", "FP8", "INT8", "INT4"] = Field(
+        "None", description="Quantisation at load time. Default: None."
+    )
+    memory_fraction: float | None = Field(None, ge=0.1, le=0.98, description="Share of accelerator memory to use.")
+    page_size: int | None = Field(
+        None,
+        ge=1,
+        le=256,
+        description="Tokens of a KV page: a power of two. Default: the engine's own.",
+        json_schema_extra=rules(
+            rule("self in [1, 2, 4, 8, 16, 32, 64, 128, 256]", "choose a power of two from 1 to 256 for pageSize")
+        ),
+    )
+
+
+class Resources(Part):
+    """What a replica asks of its node."""
+
+    accelerator: str = Field(
+        "nvidia.com/gpu",
+        min_length=1,
+        max_length=253,
+        description="Extended resource to request, as "
+        "many as tensorParallelSize; None runs on CPUs. Default: nvidia.com/gpu.",
+    )
+    requests: dict[str, Quantity] = Field(
+        default_factory=dict, description="Container requests, such as cpu and memory."
+    )
+    limits: dict[str, Quantity] = Field(default_factory=dict, description="Container limits, such as memory.")
+
+
+class Toleration(Part):
+    """A taint that the pods tolerate."""
+
+    key: str | None = Field(None, description="Taint key; empty matches all keys.")
+    operator: Literal["Exists", "Equal"] | None = Field(None, description="How the key relates to the value.")
+    value: str | None = Field(None, description="Taint value.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(None, description="Taint effect.")
+    toleration_seconds: int | None = Field(None, description="How long a NoExecute taint is tolerated.")
+
+
+class Scheduling(Part):
+    """Where the pods may run; each field goes into the pod as it is."""
+
+    node_selector: dict[str, str] = Field(default_factory=dict, description="Labels that a node must have.")
+    tolerations: list[Toleration] = Field(default_factory=list, description="Taints that the pods tolerate.")
+    affinity: Free | None = Field(None, description="Affinity rules of the pod.")
+    topology_spread: list[Free] = Field(default_factory=list, description="The pod's topologySpreadConstraints.")
+    priority_class_name: str | None = Field(None, description="PriorityClass of the pods.")
+    runtime_class_name: str | None = Field(None, description="RuntimeClass of the pods.")
+
+
+class Autoscaling(Part):
+    """Replicas by observed concurrency, which is running plus waiting requests."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "(has(self.minReplicas) ? self.minReplicas : 1) <= self.maxReplicas",
+                "minReplicas must not exceed maxReplicas: lower minReplicas or raise maxReplicas",
+            )
+        )
+    )
+    min_replicas: int = Field(1, ge=1, le=10000, description="Never fewer replicas. Default: 1.")
+    max_replicas: int = Field(ge=1, le=10000, description="Never more replicas.")
+    target_concurrency: AutoOrSize = Field(
+        "Auto",
+        description="Requests that one replica should carry. Auto: the most at "
+        "which spec.slo holds by the measured profile; without an slo 70% of what a "
+        "replica can run at once. Default: Auto.",
+    )
+    stable_window: Annotated[str, duration_schema("6s", "1h")] = Field(
+        "60s",
+        description="Window of the mean that replicas "
+        "follow; bursts are judged over a tenth of it, 6s at "
+        "least. Default: 60s.",
+    )
+    scale_down_delay: Annotated[str, duration_schema("0s", "24h")] = Field(
+        "300s", description="Replicas leave only when they were not needed for this long. Default: 300s."
+    )
+
+
+class Slo(Part):
+    """What each user must get; Auto capacity is computed from it."""
+
+    tokens_per_second_per_user: float = Field(gt=0, description="Least decoding speed of one request, in tokens/s.")
+
+
+class EmptyDir(Part):
+    """Node-local scratch space that ends with the pod."""
+
+    size_limit: Quantity | None = Field(None, description="Most that it may hold.")
+
+
+class Cache(Part):
+    """Where downloaded weights are kept: one of persistentVolumeClaim, emptyDir or size."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "[has(self.persistentVolumeClaim), has(self.emptyDir), has(self.size)].filter(x, x).size() == 1",
+                "set exactly one of persistentVolumeClaim, emptyDir and size",
+            ),
+            rule(
+                "!has(self.storageClassName) || has(self.size)",
+                "storageClassName belongs to size: set size, or remove storageClassName",
+            ),
+        )
+    )
+    persistent_volume_claim: str | None = Field(None, min_length=1, max_length=253, description="An existing claim.")
+    empty_dir: EmptyDir | None = Field(None, description="Node-local scratch space.")
+    size: Quantity | None = Field(
+        None, description="Size of a claim that the operator makes and that goes with the model."
+    )
+    storage_class_name: str | None = Field(
+        None, max_length=253, description="Class of the claim that the operator makes."
+    )
+
+
+class Rollout(Part):
+    """How pods are replaced."""
+
+    drain_seconds: int = Field(
+        600, ge=0, le=86400, description="How long a leaving pod may finish its requests. Default: 600."
+    )
+    max_surge: AutoOrSize = Field(
+        "Auto",
+        description="Extra pods during a rollout. Auto: one without accelerators, none "
+        "with them, since a spare one is seldom free. Default: Auto.",
+    )
+
+
+class Access(Part):
+    """Who may call the model."""
+
+    api_key_secret_ref: SecretKey = Field(description="API key that clients must send as a Bearer token.")
+
+
+class Spec(Part):
+    """A model to serve. Only model.source is required."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "!(has(self.replicas) && has(self.autoscaling))",
+                "replicas and autoscaling exclude each other: remove spec.replicas to scale by load, or "
+                "spec.autoscaling to keep a fixed number",
+            ),
+            rule(
+                "!has(self.resources) || !has(self.resources.accelerator) || self.resources.accelerator != 'None' || "
+                "!has(self.engine) || !has(self.engine.tensorParallelSize) || self.engine.tensorParallelSize == 1",
+                "tensorParallelSize above 1 needs accelerators: set resources.accelerator, or tensorParallelSize to 1",
+            ),
+        )
+    )
+    model: Model
+    speculation: Speculation = Field(default_factory=Speculation)
+    engine: Engine = Field(default_factory=Engine)
+    resources: Resources = Field(default_factory=Resources)
+    scheduling: Scheduling = Field(default_factory=Scheduling)
+    replicas: int | None = Field(
+        None,
+        ge=0,
+        le=10000,
+        description="Fixed number of replicas, also written through /scale; excludes autoscaling. Default: 1.",
+    )
+    autoscaling: Autoscaling | None = None
+    slo: Slo | None = None
+    cache: Cache | None = None
+    rollout: Rollout = Field(default_factory=Rollout)
+    access: Access | None = None
+
+
+class Condition(Part):
+    """One condition, as Kubernetes objects have them."""
+
+    type: str = Field(
+        description="Ready, Progressing, Degraded, MetricsAvailable, DraftCompatible, SpeculationActive, "
+        "ScalingLimited or ModelCached."
+    )
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
+    reason: str = Field(description="Why, in one CamelCase word.")
+    message: str = Field(description="Why, in words and numbers.")
+    last_transition_time: Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})] = Field(
+        description="When its status last changed."
+    )
+    observed_generation: int = Field(description="The metadata.generation that it speaks of.")
+
+
+class Load(Part):
+    """What the engines measured."""
+
+    concurrency: float | None = Field(None, description="Running plus waiting requests, mean over the stable window.")
+    per_replica: float | None = Field(None, description="The same for one replica.")
+    tokens_per_second: float | None = Field(None, description="Tokens that all replicas emit a second.")
+    waiting: int | None = Field(None, description="Requests that wait for a place now.")
+
+
+class SettingsStatus(Part):
+    """Speculation settings."""
+
+    num_steps: int | None = Field(None, description="Draft steps; 0 is plain decoding.")
+    top_k: int | None = Field(None, alias="topK", description="Children of a draft node.")
+    num_draft_tokens: int | None = Field(None, description="Tokens verified at once for a request, root included.")
+    disable_threshold: AutoOrSize | None = Field(
+        None, description="Running requests from which a replica decodes plainly."
+    )
+
+
+class EffectiveStatus(SettingsStatus):
+    """What the engines really run."""
+
+    pods_in_step: str | None = Field(None, description="Pods that hold the desired settings, of the pods that serve.")
+
+
+class SpeculationStatus(Part):
+    """What was decided, what runs, and what it brings."""
+
+    active: bool | None = Field(None, description="Whether any replica's last step speculated.")
+    method: str | None = Field(None, description="The method that the engines run.")
+    desired: SettingsStatus | None = Field(None, description="What the operator set.")
+    effective: EffectiveStatus | None = Field(None, description="What the engines report.")
+    accept_length: float | None = Field(None, description="Tokens that a speculative step commits, bonus included.")
+    speedup: float | None = Field(
+        None, description="Tokens/s over plain decoding's at this load, by the measured profile."
+    )
+    crossover: int | None = Field(
+        None, description="Running requests of a replica from which plain decoding is faster."
+    )
+    reason: str | None = Field(None, description="Why these settings, in words and numbers.")
+
+
+class Status(Part):
+    """What is, beside what was asked for."""
+
+    observed_generation: int | None = Field(None, description="The metadata.generation that this status speaks of.")
+    replicas: int | None = Field(None, description="Pods that exist.")
+    ready_replicas: int | None = Field(None, description="Pods of the current generation that serve.")
+    selector: str | None = Field(None, description="Label selector of the pods, for the scale subresource.")
+    endpoint: str | None = Field(None, description="Base URL for OpenAI clients inside the cluster, without /v1.")
+    conditions: list[Condition] = Field(
+        default_factory=list,
+        description="What holds and why.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    )
+    load: Load | None = None
+    speculation: SpeculationStatus | None = None

@@ -1,0 +1,50 @@
+"""Kubernetes events on a SpeculativeModel, one for each change and none for a state that goes on.
+
+A failed event is logged and forgotten: it never fails what it tells of.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from pilotfish_operator.kinds import EVENTS, MANAGER, MODELS
+from pilotfish_operator.kube import Kube, KubeError
+from pilotfish_operator.objects import Object
+from pilotfish_operator.status import Note
+
+log = logging.getLogger(__name__)
+
+
+async def record(kube: Kube, model: Object, notes: Iterable[Note], now: str) -> None:
+    meta = model["metadata"]
+    for note in notes:
+        log.info("%s/%s %s: %s", meta["namespace"], meta["name"], note.reason, note.message)
+        body = {
+            "apiVersion": EVENTS.api_version,
+            "kind": EVENTS.name,
+            "metadata": {"generateName": f"{meta['name']}.", "namespace": meta["namespace"]},
+            "involvedObject": {
+                "apiVersion": MODELS.api_version,
+                "kind": MODELS.name,
+                "name": meta["name"],
+                "uid": meta["uid"],
+                "namespace": meta["namespace"],
+                "resourceVersion": meta["resourceVersion"],
+            },
+            "type": note.type,
+            "reason": note.reason,
+            "message": note.message[:1024],
+            "count": 1,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "source": {"component": MANAGER},
+            "reportingComponent": MANAGER,
+            "reportingInstance": MANAGER,
+        }
+        try:
+            await kube.create(EVENTS, body)
+        except KubeError as problem:
+            log.warning(
+                "the event %s on %s/%s was not recorded: %s", note.reason, meta["namespace"], meta["name"], problem
+            )

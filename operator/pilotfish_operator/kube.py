@@ -1,0 +1,227 @@
+"""Requests to the Kubernetes API as plain dictionaries, its refusals as typed errors; sole importer of its client.
+
+Knows nothing about models or engines. The errors:
+
+    KubeError                 status, message; retry_after seconds
+    ├── Unauthorized   401    the token is bad or old: it is read again, retry
+    ├── Forbidden      403    a right, quota or admission says no: tell the user, retry slowly
+    ├── NotFound       404    the object or its kind is gone: forget it
+    ├── Conflict       409    somebody was first: read again, retry soon
+    ├── Gone           410    the version asked for is too old: list again
+    ├── Invalid        400, 422  the object is wrong: tell the user, retrying the same is useless
+    ├── TooMany        429    wait as told
+    └── Unavailable    5xx, no connection: back off, retry
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from kubernetes_asyncio import client, config
+
+from pilotfish_operator.config import ClusterAccess
+from pilotfish_operator.kinds import MANAGER, Kind
+
+Object = dict[str, Any]
+LIST_TIMEOUT = 30.0
+TIMEOUT = 4.0  # begun within lease.RENEW_DEADLINE, a write has ended before anybody else may lead
+
+
+class KubeError(Exception):
+    def __init__(self, status: int, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.retry_after = status, message, retry_after
+
+
+class Unauthorized(KubeError): ...
+
+
+class Forbidden(KubeError): ...
+
+
+class NotFound(KubeError): ...
+
+
+class Conflict(KubeError): ...
+
+
+class Gone(KubeError): ...
+
+
+class Invalid(KubeError): ...
+
+
+class TooMany(KubeError): ...
+
+
+class Unavailable(KubeError): ...
+
+
+_BY_STATUS: Mapping[int, type[KubeError]] = {
+    400: Invalid,
+    401: Unauthorized,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    410: Gone,
+    422: Invalid,
+    429: TooMany,
+}
+
+
+def error(status: int, body: str, headers: Mapping[str, str] | None = None) -> KubeError:
+    """The typed error of an answer; the message is the API server's own when it gave one."""
+    message = body.strip() or f"HTTP {status}"
+    with contextlib.suppress(ValueError, AttributeError):
+        message = json.loads(body).get("message") or message
+    kind = _BY_STATUS.get(status, Unavailable if status >= 500 else KubeError)
+    retry_after = (headers or {}).get("Retry-After", "")
+    return kind(status, message, float(retry_after) if retry_after.isdigit() else None)
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What a client needs to be let in."""
+
+    server: str
+    ca_path: str | None
+    token: str | None
+    certificate_path: str | None
+    key_path: str | None
+    insecure: bool
+
+
+class _TokenFile:
+    """The pod's token, read again whenever the file changes (the kubelet rotates it)."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._seen, self._value = path, (0.0, 0), ""
+
+    def __call__(self) -> str:
+        stat = os.stat(self._path)
+        if (stat.st_mtime, stat.st_ino) != self._seen:
+            with open(self._path, encoding="utf-8") as file:
+                self._value = file.read().strip()
+            self._seen = stat.st_mtime, stat.st_ino
+        return self._value
+
+
+async def configuration(access: ClusterAccess) -> client.Configuration:
+    """The client's configuration. Raises KubeError when neither a service account nor a kubeconfig is there."""
+    result = client.Configuration()
+    if access.server is None:
+        try:
+            await config.load_kube_config(config_file=access.kubeconfig, client_configuration=result)
+        except (config.ConfigException, OSError) as problem:
+            message = f"no way to the cluster: this is no pod, and the kubeconfig failed: {problem}"
+            raise KubeError(0, message) from problem
+        return result
+    token = _TokenFile(os.path.join(access.folder, "token"))
+
+    def refresh(target: client.Configuration, *_: Any) -> None:
+        target.api_key["BearerToken"] = f"Bearer {token()}"
+
+    result.host, result.ssl_ca_cert = access.server, os.path.join(access.folder, "ca.crt")
+    result.refresh_api_key_hook = refresh
+    refresh(result)
+    return result
+
+
+async def credentials(access: ClusterAccess) -> Credentials:
+    """The same as plain data, for a watcher with a client of its own."""
+    found = await configuration(access)
+    token = found.get_api_key_with_prefix("BearerToken")
+    bearer = token.removeprefix("Bearer ") if isinstance(token, str) else None
+    return Credentials(
+        found.host or "", found.ssl_ca_cert, bearer, found.cert_file, found.key_file, not found.verify_ssl
+    )
+
+
+class Kube:
+    """One connection pool to the API server."""
+
+    def __init__(self, settings: client.Configuration) -> None:
+        self._api = client.ApiClient(settings)
+
+    @classmethod
+    async def connect(cls, access: ClusterAccess) -> Kube:
+        return cls(await configuration(access))
+
+    async def close(self) -> None:
+        await self._api.close()
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> Object:
+        return await self._call("GET", kind.path(namespace, name))
+
+    async def list(self, kind: Kind, namespace: str | None, selector: str = "") -> tuple[list[Object], str]:
+        """Every object of the kind and the version of the list, from the API server's watch cache."""
+        query = [("resourceVersion", "0"), *([("labelSelector", selector)] if selector else [])]
+        answer = await self._call("GET", kind.path(namespace), query=query, timeout=LIST_TIMEOUT)
+        items = [{"apiVersion": kind.api_version, "kind": kind.name} | item for item in answer["items"]]
+        return items, answer["metadata"]["resourceVersion"]
+
+    async def create(self, kind: Kind, manifest: Object) -> Object:
+        return await self._call("POST", kind.path(manifest["metadata"]["namespace"]), manifest)
+
+    async def replace(self, kind: Kind, manifest: Object) -> Object:
+        """Fails with Conflict unless metadata.resourceVersion is the stored one."""
+        meta = manifest["metadata"]
+        return await self._call("PUT", kind.path(meta["namespace"], meta["name"]), manifest)
+
+    async def apply(self, kind: Kind, manifest: Object, subresource: str = "") -> Object:
+        """Server-side apply as the one field manager, taking over fields that others changed."""
+        meta = manifest["metadata"]
+        return await self._call(
+            "PATCH",
+            kind.path(meta["namespace"], meta["name"], subresource),
+            manifest,
+            query=[("fieldManager", MANAGER), ("force", "true")],
+            content="application/apply-patch+yaml",
+        )
+
+    async def serves(self, kind: Kind) -> bool:
+        """Whether the API server knows the kind."""
+        try:
+            answer = await self._call("GET", f"/apis/{kind.group}/{kind.version}")
+        except NotFound:
+            return False
+        return any(resource["name"] == kind.plural for resource in answer.get("resources", ()))
+
+    async def proxy(self, namespace: str, pod: str, port: str, path: str) -> Object:
+        """GET a pod's JSON through the API server, for callers outside the cluster's network."""
+        return await self._call("GET", f"/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy{path}")
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: Object | None = None,
+        query: Any = None,
+        content: str = "application/json",
+        timeout: float = TIMEOUT,
+    ) -> Object:
+        try:
+            answer = await self._api.call_api(
+                path,
+                method,
+                query_params=query or [],
+                body=body,
+                auth_settings=["BearerToken"],
+                header_params={"Accept": "application/json", "Content-Type": content},
+                response_types_map={200: "object", 201: "object", 202: "object"},
+                _return_http_data_only=True,
+                _request_timeout=timeout,
+            )
+        except client.ApiException as problem:
+            said = problem.body.decode(errors="replace") if isinstance(problem.body, bytes) else problem.body
+            raise error(problem.status or 0, said or problem.reason or "", problem.headers) from problem
+        except (aiohttp.ClientError, OSError, TimeoutError) as problem:
+            raise Unavailable(0, f"{method} {path}: {problem or type(problem).__name__}") from problem
+        assert isinstance(answer, dict)
+        return answer

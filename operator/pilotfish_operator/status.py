@@ -1,0 +1,289 @@
+"""Pure: (spec, Observed, Plan) → conditions and the numbers behind the columns.
+
+Says what was measured, and leaves out what is not known. Does no I/O and holds no clock: time is passed in as text.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from pilotfish_operator.api import (
+    Condition,
+    EffectiveStatus,
+    Load,
+    SettingsStatus,
+    Spec,
+    SpeculationStatus,
+    Status,
+)
+from pilotfish_operator.objects import Object, Owner
+from pilotfish_operator.observe import Observed
+from pilotfish_operator.plan import Plan
+from pilotfish_operator.tune import in_step
+
+T = TypeVar("T")
+Truth = Literal["True", "False", "Unknown"]
+Fact = tuple[Truth, str, str]  # status, reason, message
+GOOD_WHEN_FALSE = ("Degraded", "ScalingLimited")
+QUIET = ("Progressing", "SpeculationActive", "ModelCached")  # no event for these: they follow others or the load
+
+
+@dataclass(frozen=True)
+class Note:
+    """An event to record on the model."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+def compose(
+    owner: Owner,
+    spec: Spec,
+    observed: Observed,
+    plan: Plan,
+    problems: Sequence[tuple[str, str]],
+    old: Mapping[str, Any],
+    generation: int,
+    now: str,
+) -> Object:
+    """The whole status. `problems`: (reason, sentence) of what could not be written; `old`: the status as it stands."""
+    facts = {
+        "Ready": _ready(observed, plan),
+        "Progressing": _progressing(observed, plan),
+        "Degraded": _degraded(observed, plan, problems),
+        "MetricsAvailable": _metrics(observed),
+        "DraftCompatible": _draft(spec, observed, plan),
+        "SpeculationActive": _active(observed),
+        "ScalingLimited": _limited(plan),
+        "ModelCached": _cached(spec),
+    }
+    result = Status(
+        observed_generation=generation,
+        replicas=observed.total,
+        ready_replicas=observed.ready(plan.wanted),
+        selector=",".join(f"{key}={value}" for key, value in sorted(owner.selector.items())),
+        endpoint=owner.endpoint,
+        conditions=conditions(facts, old, generation, now),
+        load=_load(observed, plan),
+        speculation=_speculation(spec, observed, plan),
+    )
+    return result.model_dump(by_alias=True, exclude_none=True, mode="json")
+
+
+def invalid(message: str, old: Mapping[str, Any], generation: int, now: str) -> Object:
+    """The status of a model whose spec this operator cannot read; what else is known stays."""
+    facts: dict[str, Fact] = {
+        "Ready": ("Unknown", "InvalidSpec", message),
+        "Degraded": ("True", "InvalidSpec", message),
+    }
+    found = conditions(facts, old, generation, now)
+    return {
+        **old,
+        "observedGeneration": generation,
+        "conditions": [c.model_dump(by_alias=True, mode="json") for c in found],
+    }
+
+
+def conditions(facts: Mapping[str, Fact], old: Mapping[str, Any], generation: int, now: str) -> list[Condition]:
+    """Conditions whose transition time is that of the last change of their status."""
+    before = {condition["type"]: condition for condition in old.get("conditions") or ()}
+    result = []
+    for kind, (truth, reason, message) in facts.items():
+        same = before.get(kind, {}).get("status") == truth
+        result.append(
+            Condition(
+                type=kind,
+                status=truth,
+                reason=reason,
+                message=message[:4000],
+                observed_generation=generation,
+                last_transition_time=before[kind]["lastTransitionTime"] if same else now,
+            )
+        )
+    return result
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Note]:
+    """What to record of the difference: conditions that turned, in the words they turned with."""
+    before = {condition["type"]: condition for condition in old.get("conditions") or ()}
+    notes = []
+    for condition in new["conditions"]:
+        kind, truth = condition["type"], condition["status"]
+        was = before.get(kind, {}).get("status")
+        if truth == was or kind in QUIET or (was in (None, "Unknown") and truth != "True") or truth == "Unknown":
+            continue
+        good = (truth == "False") == (kind in GOOD_WHEN_FALSE)
+        if was is None and good:
+            continue
+        notes.append(Note("Normal" if good else "Warning", condition["reason"], f"{kind}: {condition['message']}"))
+    return notes
+
+
+def material(status: Mapping[str, Any]) -> Object:
+    """The part of a status whose change is worth a write at once; loads and words of reasons may wait."""
+    speculation = status.get("speculation") or {}
+    return {
+        **{key: status.get(key) for key in ("observedGeneration", "replicas", "readyReplicas")},
+        "conditions": [(c["type"], c["status"], c["reason"]) for c in status.get("conditions") or ()],
+        "desired": speculation.get("desired"),
+        "inStep": (speculation.get("effective") or {}).get("podsInStep"),
+        "method": speculation.get("method"),
+    }
+
+
+def _ready(observed: Observed, plan: Plan) -> Fact:
+    ready = observed.ready(plan.wanted)
+    if ready:
+        return "True", "Serving", f"{ready} of {plan.replicas} replicas serve"
+    if plan.blocked:
+        former = observed.ready_any
+        tail = f"; {former} replicas with the former settings go on serving" if former else ""
+        return "False", plan.blocked[0], plan.blocked[1] + tail
+    if plan.replicas == 0:
+        return "False", "ScaledToZero", "spec.replicas is 0"
+    if observed.ready_any:
+        return "False", "RollingOut", f"{observed.ready_any} replicas with the former settings serve meanwhile"
+    return "False", "Starting", f"0 of {plan.replicas} replicas serve yet"
+
+
+def _progressing(observed: Observed, plan: Plan) -> Fact:
+    ready, others = observed.ready(plan.wanted), sum(pod.hash != plan.wanted for pod in observed.pods)
+    if plan.blocked:
+        return "False", plan.blocked[0], plan.blocked[1]
+    if ready >= plan.replicas and not others and len(observed.pods) == plan.replicas:
+        return "False", "Complete", f"{ready} of {plan.replicas} replicas serve"
+    return (
+        "True",
+        "RollingOut",
+        f"{ready} of {plan.replicas} replicas serve" + (f", {others} older pods" if others else ""),
+    )
+
+
+def _degraded(observed: Observed, plan: Plan, problems: Sequence[tuple[str, str]]) -> Fact:
+    if plan.blocked:
+        reason, message = plan.blocked
+        if reason == "EngineRefused":
+            what = "no pods run until the spec changes" if plan.replicas == 0 else "the former settings go on serving"
+            message += f" ({what}; to try the same again, delete the Deployment)"
+        return "True", reason, message
+    if problems:
+        return "True", problems[0][0], "; ".join(sentence for _, sentence in problems)
+    if observed.rollout_trouble:
+        return "True", "RolloutStuck", observed.rollout_trouble
+    for pod in observed.pods:
+        if pod.trouble and not pod.leaving:
+            reason = "PodFailing" if pod.exit else "PodNotStarting"
+            again = f", restarted {pod.restarts} times" if pod.restarts else ""
+            return "True", reason, f"pod {pod.name} {pod.trouble}{again}"
+    return "False", "AsExpected", "nothing is wrong"
+
+
+def _metrics(observed: Observed) -> Fact:
+    serving = [pod for pod in observed.pods if pod.serves]
+    if not serving:
+        return "Unknown", "NoPods", "no pod serves yet"
+    unread = [
+        f"{pod.name}: {observed.unread.get(pod.uid, 'not read yet')}"
+        for pod in serving
+        if pod.uid not in observed.reports
+    ]
+    if unread:
+        text = f"{len(unread)} of {len(serving)} pods cannot be read, so nothing scales in: "
+        return "False", "ScrapeFailed", text + "; ".join(unread[:3])
+    return "True", "AllRead", f"{len(serving)} of {len(serving)} pods read"
+
+
+def _draft(spec: Spec, observed: Observed, plan: Plan) -> Fact:
+    if plan.draft_misfits and plan.blocked:
+        return "False", "DraftMisfits", plan.blocked[1]
+    if spec.speculation.draft is None:
+        return "True", "NoDraft", "no draft model is asked for"
+    if observed.ready(plan.wanted):
+        return "True", "Loaded", "the engines run with the draft"
+    return "Unknown", "NotLoaded", "no engine has loaded the draft yet"
+
+
+def _active(observed: Observed) -> Fact:
+    reports = list(observed.reports.values())
+    if not reports:
+        return "Unknown", "NoReport", "no engine has reported yet"
+    active = sum(report.effective.active for report in reports)
+    reason = next((report.reason for report in reports if report.effective.active == bool(active)), "")
+    text = f"{active} of {len(reports)} engines speculate: {reason}"
+    if active:
+        return "True", "Speculating", text
+    off = all(report.method == "None" for report in reports)
+    return "False", "Off" if off else "Plain", text
+
+
+def _limited(plan: Plan) -> Fact:
+    limited = plan.decision.scale.limited
+    if limited:
+        return "True", "TooFewReplicas" if "maxReplicas" in limited else "LoadUnknown", limited
+    return "False", "WithinBounds", plan.decision.scale.reason
+
+
+def _cached(spec: Spec) -> Fact:
+    scheme = spec.model.source.partition("://")[0]
+    if scheme == "pvc":
+        return "True", "InClaim", "the weights are read from a claim"
+    if scheme in ("file", "package"):
+        return "True", "InImage", "the weights are a part of the engine's image"
+    return "Unknown", "Downloaded", "each pod downloads what its cache lacks"
+
+
+def _load(observed: Observed, plan: Plan) -> Load | None:
+    serving, scale = observed.ready_any, plan.decision.scale
+    if not observed.reports or not serving or not scale.stable.covered:
+        return None
+    return Load(
+        concurrency=round(scale.stable.value, 1),
+        per_replica=round(scale.stable.value / serving, 1),
+        tokens_per_second=round(plan.decision.tokens_per_second, 1),
+        waiting=sum(report.waiting for report in observed.reports.values()),
+    )
+
+
+def _speculation(spec: Spec, observed: Observed, plan: Plan) -> SpeculationStatus:
+    reports, tuning, seen = observed.reports, plan.decision.tuning, plan.decision.traffic
+    method = _most(report.method for report in reports.values()) or spec.speculation.method
+    if method == "None":
+        return SpeculationStatus(active=False, method=method, reason="spec.speculation.method is None")
+    envelope = tuning.envelope
+    desired = SettingsStatus(
+        num_steps=envelope.num_steps,
+        top_k=envelope.topk,
+        num_draft_tokens=envelope.num_draft_tokens,
+        disable_threshold=envelope.disable_threshold,
+    )
+    if not reports:
+        return SpeculationStatus(method=method, desired=desired, reason=tuning.reason)
+    runs = _most(report.effective for report in reports.values())
+    assert runs is not None
+    effective = EffectiveStatus(
+        num_steps=runs.num_steps,
+        top_k=runs.topk,
+        num_draft_tokens=runs.num_draft_tokens,
+        disable_threshold=runs.disable_threshold,
+        pods_in_step=f"{len(in_step(reports, envelope))}/{observed.ready_any}",
+    )
+    length = seen.accept_length if seen else None
+    return SpeculationStatus(
+        active=any(report.effective.active for report in reports.values()),
+        method=method,
+        desired=desired,
+        effective=effective,
+        accept_length=None if length is None else round(length, 2),
+        speedup=round(tuning.choice.speedup, 2) if tuning.choice else None,
+        crossover=tuning.crossover,
+        reason=tuning.reason,
+    )
+
+
+def _most(values: Iterable[T]) -> T | None:
+    found = Counter(values).most_common(1)
+    return found[0][0] if found else None

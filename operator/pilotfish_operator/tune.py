@@ -1,0 +1,238 @@
+"""Pure: the engines' reports and the load → the Envelope that all engines of a model should hold.
+
+An envelope is judged by what running at its bounds gives at the load to expect, so that it is safe whatever an engine's
+own controller does within it. Unknown load, profile or acceptance never changes one. Holds no clock: time is passed in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pilotfish_engine.contract.goodput import (
+    Acceptance,
+    Choice,
+    best,
+    capacity,
+    describe,
+    disable_threshold,
+    plain_rate,
+    spec_rate,
+)
+from pilotfish_engine.contract.speculation import CostProfile, EngineReport, Envelope, Settings
+
+MARGIN = 0.05  # a new envelope must promise this much more than the present one
+UNSAFE = 0.25  # a threshold this far from the computed one is replaced
+COOL_DOWN = 15.0  # seconds between changes
+UTILISATION = 0.7  # of a replica's places, without an SLO to compute from
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one replica carries and costs, from all reports of a model.
+
+    batch: running requests to expect; context: KV rows of one of them. acceptance None: no speculative step measured.
+    """
+
+    batch: int
+    context: float
+    max_batch: int
+    profile: CostProfile | None
+    acceptance: Acceptance | None
+    accept_length: float | None
+
+
+@dataclass(frozen=True)
+class State:
+    """The envelope in force and when it was last changed; None before the first."""
+
+    envelope: Envelope | None = None
+    changed_at: float | None = None
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """`crossover`: running requests from which plain is faster, None when speculation pays at any or it is not known.
+
+    choice: what an engine with this envelope runs at the expected load, with the two best rejected options.
+    """
+
+    envelope: Envelope
+    known: bool
+    crossover: int | None
+    choice: Choice | None
+    reason: str
+
+
+def traffic(reports: Sequence[EngineReport], concurrency: float | None) -> Traffic | None:
+    """Of the replicas that answered; `concurrency` of all of them when it is known, else what they run and hold now."""
+    if not reports:
+        return None
+    running = sum(report.running for report in reports)
+    each = (sum(r.running + r.waiting for r in reports) if concurrency is None else concurrency) / len(reports)
+    most = min(report.max_running_requests for report in reports)
+    context = sum(report.context_tokens for report in reports) / running if running else 0.0
+    profile = next((report.profile for report in reports if report.profile and report.profile.verify_ms), None)
+    weights = [
+        (report, report.counters.steps) for report in reports if report.accept_length is not None and report.accept
+    ]
+    steps = sum(weight for _, weight in weights)
+    acceptance = accept_length = None
+    if steps:
+        depth = max(len(report.accept) for report, _ in weights)
+        curves = [(Acceptance(report.accept), weight) for report, weight in weights]
+        acceptance = Acceptance(
+            tuple(sum(curve.at_least(d) * w for curve, w in curves) / steps for d in range(1, depth + 1))
+        )
+        accept_length = sum((report.accept_length or 0.0) * weight for report, weight in weights) / steps
+    return Traffic(max(1, min(most, math.ceil(each - 0.25))), context, most, profile, acceptance, accept_length)
+
+
+def target_concurrency(asked: int | str, slo: float | None, bounds: Envelope, seen: Traffic | None) -> float | None:
+    """Requests that one replica should carry, None while nothing says it.
+
+    Auto: the most at which each user gets `slo` tokens/s under the settings that would run there; without an SLO
+    UTILISATION of the places. At least 1.
+    """
+    if isinstance(asked, int):
+        return float(asked)
+    if seen is None:
+        return None
+    if slo is None:
+        return max(1.0, math.floor(UTILISATION * seen.max_batch))
+    if seen.profile is None:
+        return None
+    acceptance = seen.acceptance or Acceptance(())
+    return float(max(1, capacity(seen.profile, acceptance, seen.context, bounds, slo, seen.max_batch)))
+
+
+def tune(
+    bounds: Envelope, seen: Traffic | None, held: Sequence[Envelope], state: State, now: float
+) -> tuple[Tuning, State]:
+    """`bounds`: what the spec allows; `held`: what the engines hold, which stands for the envelope after a restart."""
+    current = state.envelope or _most_held(held) or bounds
+    forced = _within(current, bounds)
+    if seen is None or seen.profile is None or seen.acceptance is None or bounds.tuning == "Fixed":
+        choice = _choice(seen, forced)
+        missing = (
+            "no engine answered"
+            if seen is None
+            else ("no cost profile" if seen.profile is None else "no speculative step measured")
+        )
+        reason = f"Fixed: {_text(forced)}" if bounds.tuning == "Fixed" else f"{_text(forced)}: kept, {missing} yet"
+        started = state.envelope is not None or bool(held)
+        at = now if forced != current else state.changed_at
+        return Tuning(forced, choice is not None, None, choice, reason), State(forced, at) if started else state
+    profile, acceptance = seen.profile, seen.acceptance
+    free = bounds.model_copy(update={"disable_threshold": "Auto"})
+    crossover = disable_threshold(profile, acceptance, seen.context, free, seen.max_batch)
+    wanted = _wanted(profile, acceptance, seen, bounds, free, forced, crossover)
+    why = _improvement(profile, acceptance, seen, forced, wanted)
+    cooled = state.changed_at is None or now - state.changed_at >= COOL_DOWN
+    changed = why is not None and wanted != forced and cooled
+    envelope = wanted if changed else forced
+    choice = best(profile, acceptance, seen.batch, int(seen.context * seen.batch), envelope)
+    reason = f"{_text(envelope)}: {choice.reason}"
+    if changed:
+        reason += f"; changed since {why}"
+    at = now if changed or forced != current else state.changed_at
+    return Tuning(envelope, True, crossover, choice, reason), State(envelope, at)
+
+
+def _choice(seen: Traffic | None, envelope: Envelope) -> Choice | None:
+    if seen is None or seen.profile is None or seen.acceptance is None:
+        return None
+    return best(seen.profile, seen.acceptance, seen.batch, int(seen.context * seen.batch), envelope)
+
+
+def _wanted(
+    profile: CostProfile,
+    acceptance: Acceptance,
+    seen: Traffic,
+    bounds: Envelope,
+    free: Envelope,
+    current: Envelope,
+    crossover: int | None,
+) -> Envelope:
+    """The tightest envelope that holds the best settings of the expected load and of half of it."""
+    choices = [
+        best(profile, acceptance, b, int(seen.context * b), free).settings
+        for b in (seen.batch, math.ceil(seen.batch / 2))
+    ]
+    speculative = [settings for settings in choices if settings.num_steps > 0]
+    result = current
+    if speculative:
+        steps = max(settings.num_steps for settings in speculative)
+        result = result.model_copy(
+            update={
+                "num_steps": steps,
+                "topk": max(settings.topk for settings in speculative),
+                "num_draft_tokens": max(steps + 1, *(settings.num_draft_tokens for settings in speculative)),
+            }
+        )
+    threshold = bounds.disable_threshold
+    if threshold == "Auto":
+        threshold = "Auto" if crossover is None else crossover
+    return result.model_copy(update={"disable_threshold": threshold})
+
+
+def _improvement(
+    profile: CostProfile, acceptance: Acceptance, seen: Traffic, current: Envelope, wanted: Envelope
+) -> str | None:
+    """What the wanted envelope has over the current one, None when that is not worth a change."""
+    old, new = current.disable_threshold, wanted.disable_threshold
+    if old == "Auto" or new == "Auto":
+        if old != new:
+            return f"disable_threshold {new} is now measured, in place of {old}"
+    elif abs(old - new) > max(1.0, UNSAFE * min(old, new)):
+        return f"disable_threshold {new} is measured, in place of {old}"
+    context = int(seen.context * seen.batch)
+    rates = []
+    for envelope in (current, wanted):
+        threshold = envelope.disable_threshold
+        if threshold != "Auto" and seen.batch >= threshold:
+            rates.append(plain_rate(profile, seen.batch, context))
+        else:
+            rates.append(spec_rate(profile, acceptance, seen.batch, context, _at_bounds(envelope)))
+    if rates[1] > rates[0] * (1 + MARGIN):
+        return (
+            f"{describe(_at_bounds(wanted))} gives {rates[1]:.0f} tok/s with {seen.batch} running, "
+            f"{describe(_at_bounds(current))} gave {rates[0]:.0f}"
+        )
+    return None
+
+
+def _at_bounds(envelope: Envelope) -> Settings:
+    nodes = envelope.num_draft_tokens if envelope.topk > 1 else envelope.num_steps + 1
+    return Settings(num_steps=envelope.num_steps, topk=envelope.topk, num_draft_tokens=max(1, nodes))
+
+
+def _within(envelope: Envelope, bounds: Envelope) -> Envelope:
+    """The envelope as near to itself as the spec allows."""
+    if bounds.tuning == "Fixed":
+        return bounds
+    threshold = envelope.disable_threshold if bounds.disable_threshold == "Auto" else bounds.disable_threshold
+    return Envelope(
+        num_steps=min(envelope.num_steps, bounds.num_steps),
+        topk=min(envelope.topk, bounds.topk),
+        num_draft_tokens=min(envelope.num_draft_tokens, bounds.num_draft_tokens),
+        disable_threshold=threshold,
+        tuning="Adaptive",
+    )
+
+
+def _most_held(held: Sequence[Envelope]) -> Envelope | None:
+    return max(held, key=lambda envelope: (held.count(envelope), envelope.model_dump_json()), default=None)
+
+
+def _text(envelope: Envelope) -> str:
+    return (
+        f"num_steps {envelope.num_steps} topk {envelope.topk} num_draft_tokens {envelope.num_draft_tokens} "
+        f"disable_threshold {envelope.disable_threshold}"
+    )
+
+
+def in_step(reports: Mapping[str, EngineReport], envelope: Envelope) -> tuple[str, ...]:
+    """The pods that hold the envelope; those that run no speculation need none."""
+    return tuple(pod for pod, report in reports.items() if report.method == "None" or report.envelope == envelope)
