@@ -1,4 +1,4 @@
-"""What the HTTP process and the model process say to each other: msgspec structs over two ZeroMQ sockets.
+"""What the HTTP process and the model process say to each other: msgspec structs over one pair of ZeroMQ sockets.
 
 Knows nothing about HTTP, tensors or sockets. Every message is bounded by what the HTTP process let in.
 """
@@ -79,11 +79,12 @@ class Outputs(msgspec.Struct, frozen=True, tag=True):
 
 class Answer(msgspec.Struct, frozen=True, tag=True):
     """To AskReport (`body`: JSON of a contract.EngineReport), SetEnvelope (the same) and FlushCache (empty).
-    `error`: a sentence for the caller; the call then changed nothing."""
+    `error`: a sentence for the caller, `field`: what it is about; the call then changed nothing."""
 
     call_id: str
     body: bytes = b""
     error: str | None = None
+    field: str | None = None
 
 
 class CoreReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -95,10 +96,16 @@ class CoreReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     method: str
 
 
+class CoreFailed(msgspec.Struct, frozen=True, tag=True):
+    """The model cannot be built from this configuration: one sentence for the person who wrote it. The core exits."""
+
+    sentence: str
+
+
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     """Every second, from the model loop itself. `unready`: why the engine must not be routed to, or None."""
 
     unready: str | None = None
 
 
-FromCore = Outputs | Answer | CoreReady | Heartbeat
+FromCore = Outputs | Answer | CoreReady | CoreFailed | Heartbeat

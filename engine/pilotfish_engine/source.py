@@ -39,6 +39,11 @@ def resolve(source: str) -> Path:
     return path
 
 
+def is_local(source: str) -> bool:
+    """Whether `resolve` touches no network, so that it can run before anything else does."""
+    return not source.startswith("hf://")
+
+
 def default_name(source: str) -> str:
     """The name that a model is served under when none is given: its file's or folder's, without .gguf."""
     return source.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf") or source

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import tokenizers
 
@@ -27,6 +28,11 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         return len(self.pieces)
+
+    @cached_property
+    def longest_piece(self) -> int:
+        """Bytes; so no text of more than this times n characters fits into n tokens."""
+        return max(map(len, self.pieces))
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Special tokens written in the text are recognised. add_special_tokens: what the checkpoint puts around a

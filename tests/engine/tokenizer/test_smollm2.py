@@ -51,7 +51,7 @@ def smollm2() -> Tokenizer:
 def reference() -> PreTrainedTokenizerFast:
     """The reference library's conversion, with the digit split that it drops put back."""
     path = resolve(SOURCE)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(str(path.parent), gguf_file=path.name)
+    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(str(path.parent), gguf_file=path.name)
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),
@@ -99,8 +99,9 @@ def test_chat_prompts_equal_the_reference(chat: list[tuple[str, str]]) -> None:
     messages = [{"role": role, "content": content} for role, content in chat]
     template = read_metadata(resolve(SOURCE))["tokenizer.chat_template"]
     text = reference().apply_chat_template(messages, chat_template=template, tokenize=False, add_generation_prompt=True)
-    assert smollm2().chat_template is not None
-    assert smollm2().chat_template.render(messages) == text
+    ours = smollm2().chat_template
+    assert ours is not None
+    assert ours.render(messages) == text
     assert smollm2().encode_chat(messages) == reference().encode(text, add_special_tokens=False)
 
 

