@@ -27,6 +27,7 @@ from sandbox import control, processes
 from sandbox.api import Api
 from sandbox.build import TARGETS, binaries_folder, build
 from sandbox.errors import CommandError, ComponentError, SandboxError, StateError
+from sandbox.node.runtime import terminate_all
 from sandbox.processes import MARKER, Process
 
 REPOSITORY = Path(__file__).parent.parent
@@ -301,14 +302,15 @@ class Cluster:
         if self._api:
             self._api.close()
             self._api = None
-        with contextlib.suppress(SandboxError):  # pods get a moment to close what they opened
-            self.kill_component(AGENT, signal.SIGTERM, timeout=8)
+        with contextlib.suppress(SandboxError):
+            self.kill_component(AGENT)  # so that nothing is started again
+        terminate_all(self.state / "pods", grace=5.0)
         stop_state(self.state)
 
 
 def stop_state(state: Path) -> int:
     """Ends everything that carries this state folder's mark, known to a world or not; returns how much that was."""
-    killed = processes.sweep(str(state))
+    killed = processes.sweep(processes.world_mark(state))
     for name in OURS - {"logs"}:
         path = state / name
         if path.is_dir() and not path.is_symlink():

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from sandbox.processes import Process, alive, sweep
+from sandbox.processes import Process, alive, sweep, world_mark
 
 PERIOD = 0.5  # seconds
 
@@ -29,7 +29,7 @@ def main(state: Path, identity: str, owner: Process | None) -> None:
     found = world_id(state)
     if found is not None and found != identity:
         return  # another world has taken the folder: ours was ended before
-    sweep(str(state))
+    sweep(world_mark(state))
     (state / "world.json").unlink(missing_ok=True)
 
 

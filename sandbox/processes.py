@@ -1,7 +1,8 @@
 """Processes that outlive the command that started them, and that can still all be found and ended.
 
-A process is named by its id *and* start time, so a recycled id is never signalled. Every process of a world carries the
-world's state folder in its environment (MARKER): that, its descendants and its sessions are what ``sweep`` ends.
+A process is named by its id *and* start time, so a recycled id is never signalled. Every process of a world carries a
+mark in its environment that names the world's state folder: the marked, their descendants and the sessions that they
+lead are what ``sweep`` ends.
 A zombie counts as ended: whoever is its parent may reap late. Knows nothing about Kubernetes.
 """
 
@@ -18,6 +19,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 MARKER = "PILOTFISH_SANDBOX"
+
+
+def world_mark(state: Path) -> str:
+    """The NAME=VALUE that every process of the world in this folder has in its environment."""
+    return f"{MARKER}={state}"
 
 
 class Process(NamedTuple):
@@ -95,26 +101,25 @@ def spawn(argv: Sequence[str], *, cwd: Path, log: Path, environment: Mapping[str
     return identify(pid) or Process(pid, -1)
 
 
-def marked(marker: str) -> set[int]:
-    """The living processes with MARKER=``marker``, their descendants, and all in the sessions that these lead.
+def marked(mark: str) -> set[int]:
+    """The living processes with ``mark`` in their environment, their descendants, and the sessions that these lead.
 
     A program may have written over its own environment: then its parents and its session tell.
     """
     table = dict(_table())
-    entry = f"{MARKER}={marker}".encode()
     found: set[int] = set()
-    more = {pid for pid in table if entry in _environment(pid)}
+    more = {pid for pid in table if mark.encode() in _environment(pid)}
     while more:
         found |= more
         more = {pid for pid, s in table.items() if pid not in found and (s.parent in found or s.session in found)}
     return found - {os.getpid()}
 
 
-def sweep(marker: str, keep: frozenset[int] = frozenset()) -> int:
-    """Kills everything of a world but ``keep`` and our own ancestors; returns how many there were."""
-    keep |= set(_ancestors(os.getpid()))
+def sweep(mark: str) -> int:
+    """Kills everything with this mark but ourselves and our ancestors; returns how many there were."""
+    keep = set(_ancestors(os.getpid()))
     killed: set[int] = set()
-    while left := marked(marker) - keep:
+    while left := marked(mark) - keep:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

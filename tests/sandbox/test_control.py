@@ -98,12 +98,13 @@ time.sleep(600)
 @pytest.mark.parametrize("end", ["owner killed", "state folder removed", "guard killed, then down"])
 def test_nothing_is_left_whatever_was_killed(end: str, tmp_path: Path) -> None:
     state = tmp_path / "world"
+    mark = processes.world_mark(state)
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     owner = subprocess.Popen([sys.executable, "-c", OWNER, str(state)], env=environment, stdout=subprocess.PIPE)
     try:
         assert owner.stdout
         assert owner.stdout.readline() == b"up\n"
-        assert len(processes.marked(str(state))) == 5
+        assert len(processes.marked(mark)) == 5
         if end == "owner killed":
             owner.kill()
         elif end == "state folder removed":
@@ -114,10 +115,10 @@ def test_nothing_is_left_whatever_was_killed(end: str, tmp_path: Path) -> None:
             down = [sys.executable, "-m", "sandbox", "down", "--state", str(state)]
             subprocess.run(down, env=environment, check=True, timeout=30, stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 10
-        while left := processes.marked(str(state)):
+        while left := processes.marked(mark):
             assert time.monotonic() < deadline, f"still there: {left}"
             time.sleep(0.05)
     finally:
         owner.kill()
         owner.communicate()
-        processes.sweep(str(state))
+        processes.sweep(mark)
