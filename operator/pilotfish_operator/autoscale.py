@@ -37,12 +37,12 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Reading:
-    """Load over (since, at]: `concurrency` sums over the replicas that could be read, which are all if `complete`."""
+    """Load over (since, at]: `concurrency` sums over the replicas that were read; `missing` are the others."""
 
     since: float
     at: float
     concurrency: float
-    complete: bool
+    missing: frozenset[str] = frozenset()
     tokens_per_second: float = 0.0
 
 
@@ -92,10 +92,10 @@ class Scale:
 def measure(state: State, serving: Collection[str], reports: Mapping[str, EngineReport], now: float) -> State:
     """Take in the reports just read, by pod; `serving` names every pod that should have answered.
 
-    A pod's mean since it was last read is exact whatever happened between. At first sight, and after a restart of its
-    counters, running + waiting of now stand for it.
+    A pod's mean since it was last read is exact whatever happened between, so it also completes the readings that missed
+    the pod. At first sight, and after a restart of its counters, running + waiting of now stand for it.
     """
-    counters, total, tokens = dict[str, Counter](), 0.0, 0.0
+    counters, readings, total, tokens = dict[str, Counter](), state.readings, 0.0, 0.0
     for pod in serving:
         report, last = reports.get(pod), state.counters.get(pod)
         if report is None:
@@ -105,15 +105,22 @@ def measure(state: State, serving: Collection[str], reports: Mapping[str, Engine
         new = Counter(now, report.concurrency_seconds_total, report.counters.emitted_tokens)
         counters[pod] = new
         if last and last.at < now and new.concurrency_seconds >= last.concurrency_seconds:
-            total += (new.concurrency_seconds - last.concurrency_seconds) / (now - last.at)
+            load = (new.concurrency_seconds - last.concurrency_seconds) / (now - last.at)
+            readings = tuple(_completed(reading, pod, load, last.at) for reading in readings)
             tokens += max(0, new.emitted_tokens - last.emitted_tokens) / (now - last.at)
+            total += load
         else:
             total += report.running + report.waiting
-    if not serving or state.read_at is None:
-        return replace(state, counters=counters, read_at=now)
-    complete = all(pod in reports for pod in serving)
-    reading = Reading(state.read_at, now, total, complete, tokens)
-    return replace(state, counters=counters, read_at=now, readings=(*state.readings, reading))
+    if serving and state.read_at is not None:
+        missing = frozenset(pod for pod in serving if pod not in reports)
+        readings = (*readings, Reading(state.read_at, now, total, missing, tokens))
+    return replace(state, counters=counters, read_at=now, readings=readings)
+
+
+def _completed(reading: Reading, pod: str, load: float, since: float) -> Reading:
+    if pod not in reading.missing or reading.since < since:
+        return reading
+    return replace(reading, concurrency=reading.concurrency + load, missing=reading.missing - {pod})
 
 
 def mean(readings: Collection[Reading], window: float, now: float) -> Mean:
@@ -124,8 +131,12 @@ def mean(readings: Collection[Reading], window: float, now: float) -> Mean:
         overlap = min(reading.at, now) - max(reading.since, now - window)
         if overlap > 0:
             weight, area = weight + overlap, area + overlap * reading.concurrency
-            complete = complete and reading.complete
+            complete = complete and not reading.missing
     return Mean(area / weight if weight else 0.0, min(1.0, weight / window), complete and weight > 0)
+
+
+def count(replicas: int) -> str:
+    return f"{replicas} replica" + ("" if replicas == 1 else "s")
 
 
 def wanted(load: float, target: float) -> int:
@@ -173,7 +184,7 @@ def decide(bounds: Bounds, state: State, current: int, ready: int, now: float) -
 
 def _limit(bounds: Bounds, want: int, current: int, known: bool, target: float | None) -> str | None:
     if want > bounds.max_replicas:
-        return f"the load wants {want} replicas and maxReplicas is {bounds.max_replicas}"
+        return f"the load wants {count(want)} and maxReplicas is {bounds.max_replicas}"
     if not known and current > bounds.min_replicas:
         why = "the capacity of a replica is not known" if target is None else "the load is not known for a whole window"
         return f"nothing scales in while {why}"
@@ -184,13 +195,13 @@ def _reason(
     bounds: Bounds, stable: Mean, panic: Mean, panicking: bool, known: bool, replicas: int, current: int, want: int
 ) -> str:
     if bounds.target is None:
-        return f"{replicas} replicas: the capacity of a replica is not known yet"
+        return f"{count(replicas)}: the capacity of a replica is not known yet"
     window = (
         f"{panic.value:.1f} over {bounds.panic:.0f}s (burst)"
         if panicking
         else (f"{stable.value:.1f} over {bounds.stable:.0f}s")
     )
-    text = f"{replicas} replicas: concurrency {window}, {bounds.target:g} for each wants {want}"
+    text = f"{count(replicas)}: concurrency {window}, {bounds.target:g} for each wants {want}"
     if not known:
         return text + "; measured in part, so nothing scales in"
     if want < replicas == current and replicas > bounds.min_replicas:

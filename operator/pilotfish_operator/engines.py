@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from pilotfish_engine.contract.speculation import EngineReport, Envelope, EnvelopeUpdate
 
-TIMEOUT = httpx.Timeout(2.0, connect=1.0)
+TIMEOUT = httpx.Timeout(4.0, connect=1.0)  # an engine answers between two steps
 PATH = "/v1/speculation"
 
 

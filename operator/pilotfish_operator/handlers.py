@@ -262,6 +262,7 @@ def main() -> None:
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for noisy in ("kopf", "httpx", "httpcore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)  # it misses signals, which are ours
     try:
         asyncio.run(run(settings))
     except (KubeError, OSError) as problem:

@@ -136,8 +136,8 @@ async def configuration(access: ClusterAccess) -> client.Configuration:
 async def credentials(access: ClusterAccess) -> Credentials:
     """The same as plain data, for a watcher with a client of its own."""
     found = await configuration(access)
-    token = found.get_api_key_with_prefix("BearerToken")
-    bearer = token.removeprefix("Bearer ") if isinstance(token, str) else None
+    header = await found.get_api_key_with_prefix("BearerToken")
+    bearer = header.removeprefix("Bearer ") if header else None
     return Credentials(
         found.host or "", found.ssl_ca_cert, bearer, found.cert_file, found.key_file, not found.verify_ssl
     )

@@ -86,7 +86,7 @@ def decide(
         bounds = autoscale.Bounds(current, current, None, stable)
     scale, scale_state = autoscale.decide(bounds, memory.scale, current, observed.ready_any, now)
     if not auto:
-        scale = replace(scale, limited=None, reason=f"{current} replicas: spec.replicas")
+        scale = replace(scale, limited=None, reason=f"{autoscale.count(current)}: spec.replicas")
     held = [report.envelope for report in reports]
     tuning, tune_state = tune.tune(limits, seen, held, memory.tune, now)
     speed = scale_state.readings[-1].tokens_per_second if scale_state.readings else 0.0

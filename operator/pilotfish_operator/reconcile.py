@@ -44,6 +44,7 @@ class _Track:
     memory: plan.Memory = field(default_factory=plan.Memory)
     reports: dict[str, EngineReport] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
+    missed: set[str] = field(default_factory=set)
     read_at: float = float("-inf")
     status_at: float = float("-inf")
     refused: dict[str, tuple[Envelope, str]] = field(default_factory=dict)
@@ -107,10 +108,8 @@ class Reconciler:
             text = f"spec.{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
             await self._write_status(model, track, status.invalid(text, old, generation, stamp), stamp)
             return
-        observed, fresh = await self._observe(owner, track)
+        observed = await self._observe(owner, track)
         now = self._clock()
-        if fresh:
-            track.memory = plan.learn(track.memory, observed, now)
         decision, track.memory = plan.decide(spec, observed, track.memory, now, old.get("replicas"))
         made = plan.plan(owner, spec, observed, decision, self._image)
         problems: list[tuple[str, str]] = []
@@ -126,21 +125,24 @@ class Reconciler:
         self._metrics.show(key, observed, made)
         await self._write_status(model, track, new, stamp, notes)
 
-    async def _observe(self, owner: Owner, track: _Track) -> tuple[Observed, bool]:
-        """What is; whether the engines were read just now, which happens once a period whatever the events."""
-        key = (owner.namespace, owner.name)
-        observed = observe(owner, self._cache.family(key))
+    async def _observe(self, owner: Owner, track: _Track) -> Observed:
+        """What is. The engines are read once a period, whatever the events; one missed answer is no outage yet."""
+        observed = observe(owner, self._cache.family((owner.namespace, owner.name)))
         serving = [pod for pod in observed.pods if pod.serves]
-        fresh = self._clock() - track.read_at >= 0.8 * self._resync
-        if fresh:
+        if self._clock() - track.read_at >= 0.8 * self._resync:
             track.read_at, token = self._clock(), self._token(owner)
             answers = await asyncio.gather(*(self._read(pod, token) for pod in serving))
-            track.reports = {pod.uid: a for pod, a in zip(serving, answers, strict=True) if isinstance(a, EngineReport)}
-            track.unread = {pod.uid: a for pod, a in zip(serving, answers, strict=True) if isinstance(a, str)}
-            self._metrics.unread.inc(len(track.unread))
+            fresh = {pod.uid: a for pod, a in zip(serving, answers, strict=True) if isinstance(a, EngineReport)}
+            failed = {pod.uid: a for pod, a in zip(serving, answers, strict=True) if isinstance(a, str)}
+            again = failed.keys() & track.missed
+            held = {uid: report for uid, report in track.reports.items() if uid in failed.keys() - again}
+            track.reports, track.missed = fresh | held, set(failed)
+            track.unread = {uid: why for uid, why in failed.items() if uid not in held}
+            track.memory = plan.learn(track.memory, replace(observed, reports=fresh), self._clock())
+            self._metrics.unread.inc(len(failed))
         alive = {pod.uid for pod in serving}
         track.reports = {uid: report for uid, report in track.reports.items() if uid in alive}
-        return replace(observed, reports=track.reports, unread=track.unread), fresh
+        return replace(observed, reports=track.reports, unread=track.unread)
 
     async def _read(self, pod: Pod, token: str) -> EngineReport | str:
         try:

@@ -19,6 +19,7 @@ from pilotfish_operator.api import (
     SpeculationStatus,
     Status,
 )
+from pilotfish_operator.autoscale import count
 from pilotfish_operator.objects import Object, Owner
 from pilotfish_operator.observe import Observed
 from pilotfish_operator.plan import Plan
@@ -138,16 +139,16 @@ def material(status: Mapping[str, Any]) -> Object:
 def _ready(observed: Observed, plan: Plan) -> Fact:
     ready = observed.ready(plan.wanted)
     if ready:
-        return "True", "Serving", f"{ready} of {plan.replicas} replicas serve"
+        return "True", "Serving", f"{ready} of {count(plan.replicas)} serve"
     if plan.blocked:
         former = observed.ready_any
-        tail = f"; {former} replicas with the former settings go on serving" if former else ""
+        tail = f"; {count(former)} with the former settings still there" if former else ""
         return "False", plan.blocked[0], plan.blocked[1] + tail
     if plan.replicas == 0:
         return "False", "ScaledToZero", "spec.replicas is 0"
     if observed.ready_any:
-        return "False", "RollingOut", f"{observed.ready_any} replicas with the former settings serve meanwhile"
-    return "False", "Starting", f"0 of {plan.replicas} replicas serve yet"
+        return "False", "RollingOut", f"{count(observed.ready_any)} with the former settings meanwhile"
+    return "False", "Starting", f"0 of {count(plan.replicas)} serve yet"
 
 
 def _progressing(observed: Observed, plan: Plan) -> Fact:
@@ -155,11 +156,11 @@ def _progressing(observed: Observed, plan: Plan) -> Fact:
     if plan.blocked:
         return "False", plan.blocked[0], plan.blocked[1]
     if ready >= plan.replicas and not others and len(observed.pods) == plan.replicas:
-        return "False", "Complete", f"{ready} of {plan.replicas} replicas serve"
+        return "False", "Complete", f"{ready} of {count(plan.replicas)} serve"
     return (
         "True",
         "RollingOut",
-        f"{ready} of {plan.replicas} replicas serve" + (f", {others} older pods" if others else ""),
+        f"{ready} of {count(plan.replicas)} serve" + (f", {others} older pods" if others else ""),
     )
 
 

@@ -1,0 +1,255 @@
+"""`pilotfish plan | explain | record | replay`: what the operator would do and why, by the very functions that it runs.
+
+Knows nothing that the operator does not: only how to print it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TextIO
+
+import yaml
+from pydantic import ValidationError
+
+from pilotfish_engine.contract.speculation import EngineReport
+from pilotfish_operator import __version__, objects, plan
+from pilotfish_operator.api import Spec
+from pilotfish_operator.apply import projection
+from pilotfish_operator.cache import Cache
+from pilotfish_operator.config import Config, current_access
+from pilotfish_operator.engines import PATH, EngineError, Engines
+from pilotfish_operator.kinds import BY_NAME, CHILD_SELECTOR, CHILDREN, MODELS, SECRETS
+from pilotfish_operator.kube import Kube, KubeError, NotFound
+from pilotfish_operator.objects import Object, Owner
+from pilotfish_operator.observe import Observed, Pod, observe, owner_of
+
+HIDDEN_UID = "00000000-0000-0000-0000-000000000000"
+
+
+class CliError(Exception):
+    """One sentence for the person; exit code 2."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser("pilotfish", description=__doc__.partition("\n")[0])
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(required=True)
+    command = commands.add_parser("plan", help="the objects that a manifest becomes, and what they cost")
+    command.add_argument("-f", "--file", required=True, type=Path, help="manifest with SpeculativeModels")
+    command.add_argument("--image", default=Config.engine_image, help="engine image")
+    command.add_argument("--live", action="store_true", help="compare with the cluster: changes and restarts")
+    command.set_defaults(run=_plan)
+    for name, run, text in (
+        ("explain", _explain, "inputs, decision and rejected options of a running model"),
+        ("record", _record, "a running model's load as JSON lines, for replay"),
+    ):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("name")
+        command.add_argument("-n", "--namespace", default="default")
+        command.add_argument("--seconds", type=float, default=6.0, help="how long to watch the load (default 6)")
+        command.set_defaults(run=run)
+    command = commands.add_parser("replay", help="the decisions over a recording")
+    command.add_argument("file", type=Path)
+    command.set_defaults(run=_replay)
+    flags = parser.parse_args(argv)
+    try:
+        flags.run(flags)
+    except (CliError, KubeError, OSError) as problem:
+        print(f"pilotfish: {problem}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _spec(model: Object) -> Spec:
+    try:
+        return Spec.model_validate(model.get("spec"))
+    except ValidationError as problem:
+        first = problem.errors()[0]
+        where = ".".join(["spec", *map(str, first["loc"])])
+        raise CliError(f"{model['metadata'].get('name')}: {where}: {first['msg']}") from problem
+
+
+def _models(path: Path) -> Iterator[Object]:
+    try:
+        documents = [doc for doc in yaml.safe_load_all(path.read_text(encoding="utf-8")) if isinstance(doc, dict)]
+    except yaml.YAMLError as problem:
+        raise CliError(f"{path} is not YAML: {problem}") from problem
+    found = [doc for doc in documents if doc.get("kind") == MODELS.name]
+    if not found:
+        raise CliError(f"{path} holds no {MODELS.name}")
+    for model in found:
+        yield {**model, "metadata": {"namespace": "default", "uid": HIDDEN_UID, **model["metadata"]}}
+
+
+def _plan(flags: argparse.Namespace) -> None:
+    for model in _models(flags.file):
+        spec, owner = _spec(model), owner_of(model)
+        missing = objects.unsupported(spec)
+        if missing:
+            raise CliError("; ".join(missing))
+        empty = Observed(None, 0, None, None, None, (), False, None)
+        decision, _ = plan.decide(spec, empty, plan.Memory(), 0.0)
+        made = plan.plan(owner, spec, empty, decision, flags.image)
+        manifests = [*made.objects, objects.secret(owner, "(generated)")]
+        if flags.live:
+            asyncio.run(_compare(owner, made))
+        else:
+            print(yaml.safe_dump_all(manifests, sort_keys=False), end="")
+        print(f"# {owner.name}: {_bill(spec)}")
+
+
+def _bill(spec: Spec) -> str:
+    low = spec.autoscaling.min_replicas if spec.autoscaling else 1 if spec.replicas is None else spec.replicas
+    high = spec.autoscaling.max_replicas if spec.autoscaling else low
+    replicas = f"{low}" if low == high else f"{low} to {high}"
+    if spec.resources.accelerator == "None":
+        return f"{replicas} replicas, no accelerators"
+    each = spec.engine.tensor_parallel_size
+    total = f"{low * each}" if low == high else f"{low * each} to {high * each}"
+    return f"{replicas} replicas of {each} x {spec.resources.accelerator}: {total} in all"
+
+
+async def _compare(owner: Owner, made: plan.Plan) -> None:
+    api = await Kube.connect(current_access())
+    try:
+        running = None
+        for manifest in made.objects:
+            kind = BY_NAME[manifest["kind"]]
+            manifest["metadata"].pop("ownerReferences")  # a manifest knows no uid
+            try:
+                live = await api.get(kind, owner.namespace, manifest["metadata"]["name"])
+            except NotFound:
+                print(f"create  {kind.name} {manifest['metadata']['name']}")
+                continue
+            if kind.name == "Deployment":
+                running = observe(owner, {(kind, owner.name): live}).rendered
+                same = running is not None and running.hash == made.wanted
+            else:
+                same = projection(live, manifest) == manifest
+            print(f"{'keep  ' if same else 'change'}  {kind.name} {manifest['metadata']['name']}")
+        if running:
+            print("pods are not restarted" if running.hash == made.wanted else "every pod is replaced")
+    finally:
+        await api.close()
+
+
+async def _watch(flags: argparse.Namespace) -> tuple[Object, list[tuple[float, Observed]]]:
+    """The model, and its children and reports every 2 seconds for so long as asked."""
+    api = await Kube.connect(current_access())
+    try:
+        model = await api.get(MODELS, flags.namespace, flags.name)
+        owner, seen = owner_of(model), []
+        end = time.monotonic() + flags.seconds
+        async with Engines() as engines:
+            while True:
+                cache = Cache()
+                for kind in CHILDREN:
+                    items, version = await api.list(kind, flags.namespace, CHILD_SELECTOR)
+                    cache.listed(kind, flags.namespace, items, version, 0.0)
+                family = cache.family((owner.namespace, owner.name))
+                data = family.get((SECRETS, owner.secret), {}).get("data") or {}
+                token = base64.b64decode(data.get(objects.TOKEN_KEY, "")).decode()
+                state = observe(owner, family)
+                serving = [pod for pod in state.pods if pod.serves]
+                found = [(pod.uid, await _read(api, engines, owner, pod, token)) for pod in serving]
+                reports = {uid: report for uid, report in found if isinstance(report, EngineReport)}
+                unread = {uid: report for uid, report in found if isinstance(report, str)}
+                seen.append((time.monotonic(), replace(state, reports=reports, unread=unread)))
+                if time.monotonic() >= end:
+                    return model, seen
+                await asyncio.sleep(2)
+    finally:
+        await api.close()
+
+
+async def _read(api: Kube, engines: Engines, owner: Owner, pod: Pod, token: str) -> EngineReport | str:
+    """Straight from the pod, or through the API server where its network is out of reach."""
+    try:
+        return await engines.report(pod.address or "", pod.port, token)
+    except EngineError as problem:
+        try:
+            return EngineReport.model_validate(await api.proxy(owner.namespace, pod.name, str(pod.port), PATH))
+        except (KubeError, ValidationError):
+            return str(problem)
+
+
+def _explain(flags: argparse.Namespace) -> None:
+    model, seen = asyncio.run(_watch(flags))
+    spec, memory = _spec(model), plan.Memory()
+    for at, observed in seen:
+        memory = plan.learn(memory, observed, at)
+        decision, memory = plan.decide(spec, observed, memory, at)
+    print(f"{flags.namespace}/{flags.name}, watched for {flags.seconds:.0f}s (the operator remembers longer windows)\n")
+    print("inputs")
+    for pod in observed.pods:
+        report = observed.reports.get(pod.uid)
+        text = observed.unread.get(pod.uid) or pod.trouble or "does not serve yet"
+        if report:
+            length = "unknown" if report.accept_length is None else f"{report.accept_length:.2f}"
+            text = (
+                f"{report.running} running, {report.waiting} waiting, {report.context_tokens} context tokens, "
+                f"acceptance length {length}, {report.reason}"
+            )
+        print(f"  {pod.name}: {text}")
+    if decision.target:
+        print(f"  one replica should carry {decision.target:g}")
+    if decision.tuning.crossover:
+        print(f"  plain decoding is faster from {decision.tuning.crossover} running requests")
+    print("decision")
+    for reason in decision.reasons:
+        print(f"  {reason}")
+    print("status")
+    for condition in (model.get("status") or {}).get("conditions", ()):
+        print(f"  {condition['type']:<18} {condition['status']:<8} {condition['message']}")
+
+
+def _record(flags: argparse.Namespace) -> None:
+    model, seen = asyncio.run(_watch(flags))
+    print(json.dumps({"model": {key: model[key] for key in ("apiVersion", "kind", "metadata", "spec")}}))
+    for at, observed in seen:
+        pods: dict[str, Any] = {pod.uid: None for pod in observed.pods if pod.serves}
+        pods |= {uid: report.model_dump(mode="json") for uid, report in observed.reports.items()}
+        print(json.dumps({"at": at, "pods": pods}))
+
+
+def _replay(flags: argparse.Namespace) -> None:
+    with flags.file.open(encoding="utf-8") as file:
+        for line in replay(file):
+            print(line)
+
+
+def replay(file: TextIO) -> Iterator[str]:
+    """One line for each recorded moment at which the decision differs from the one before."""
+    memory, before, replicas, spec = plan.Memory(), "", None, None
+    for number, line in enumerate(file, 1):
+        try:
+            entry = json.loads(line)
+            if "model" in entry:
+                spec = _spec(entry["model"])
+                continue
+            at = float(entry["at"])
+            reports = {uid: EngineReport.model_validate(r) for uid, r in entry["pods"].items() if r is not None}
+            pods = tuple(Pod(uid, uid, "recorded", 0, "", True, False, None, 0, None) for uid in entry["pods"])
+        except (ValueError, KeyError, TypeError) as problem:
+            raise CliError(f"line {number} is not part of a recording: {problem}") from problem
+        if spec is None:
+            raise CliError("the recording does not begin with its model")
+        observed = Observed(replicas, len(pods), None, None, None, pods, True, None, reports)
+        memory = plan.learn(memory, observed, at)
+        decision, memory = plan.decide(spec, observed, memory, at, len(pods))
+        replicas = decision.replicas
+        now = f"{replicas} {decision.envelope.model_dump_json()}"
+        if now != before:
+            yield f"{at:.1f}  " + "; ".join(decision.reasons)
+        before = now
+
+
+if __name__ == "__main__":
+    main()
