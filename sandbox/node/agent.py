@@ -22,7 +22,7 @@ from sandbox.node.client import STRATEGIC, ApiError, Client, Unreachable
 from sandbox.node.events import Events
 from sandbox.node.pod import Node, Pod
 from sandbox.node.runtime import CONTAINER_MARKER
-from sandbox.node.server import serve
+from sandbox.node.server import Places, serve
 from sandbox.node.status import timestamp
 from sandbox.processes import sweep
 
@@ -72,7 +72,7 @@ class Agent:
 
     async def run(self) -> None:
         async with self._client:
-            runner, self._port = await serve(self._node.address, PORT, self._state / "pki", self._logs)
+            runner, self._port = await serve(self._node.address, PORT, self._state / "pki", self._places)
             loops = [self._heartbeat(), self._report(), self._watch(), self._events.send()]
             tasks = [asyncio.ensure_future(loop) for loop in loops]
             try:
@@ -95,10 +95,10 @@ class Agent:
                 return
             await asyncio.sleep(0.5)
 
-    def _logs(self, namespace: str, pod: str) -> Path | None:
+    def _places(self, namespace: str, pod: str) -> Places | None:
         for found in self._pods.values():
             if found.name == f"{namespace}/{pod}":
-                return found.logs
+                return Places(found.logs, found.folder / "containers")
         return None
 
     # The node

@@ -10,12 +10,23 @@ import os
 import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from aiohttp import web
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Finder = Callable[[str, str], Path | None]  # namespace, pod → the folder of its logs
+
 PERIOD = 0.2  # seconds between two looks at a log that is followed
+
+
+class Places(NamedTuple):
+    """Where a pod's logs are, and where its containers' runs are."""
+
+    logs: Path
+    containers: Path
+
+
+Finder = Callable[[str, str], Places | None]  # namespace, pod
 
 
 async def serve(address: str, port: int, pki: Path, find: Finder) -> tuple[web.AppRunner, int]:
@@ -56,24 +67,26 @@ def socket_owner(host: str, port: int) -> int | None:
 def _logs(find: Finder) -> Handler:
     async def answer(request: web.Request) -> web.StreamResponse:
         names, query = request.match_info, request.query
-        folder = find(names["namespace"], names["pod"])
-        files = log_files(folder / names["container"]) if folder else []
+        places = find(names["namespace"], names["pod"])
+        files = log_files(places.logs / names["container"]) if places else []
         if query.get("previous") == "true":
             files = files[:-1]
-        if not files:
+        if not places or not files:
             raise web.HTTPNotFound(text=f"no log of container {names['container']} in pod {names['pod']}\n")
         response = web.StreamResponse(headers={"Content-Type": "text/plain; charset=utf-8"})
         await response.prepare(request)
         position = start_of_tail(files[-1], int(query["tailLines"]) if "tailLines" in query else None)
+        run = places.containers / names["container"] / files[-1].stem
         limit = int(query.get("limitBytes", 0)) or float("inf")
         with files[-1].open("rb") as file:
             file.seek(position)
             while limit > 0:
+                over = query.get("follow") != "true" or (run / "exit.json").exists() or not run.exists()
                 data = file.read(int(min(limit, 65536)))
                 limit -= len(data)
                 if data:
                     await response.write(data)
-                elif query.get("follow") != "true" or not _grows(find, request, files[-1]):
+                elif over:
                     break
                 else:
                     await asyncio.sleep(PERIOD)
@@ -81,12 +94,6 @@ def _logs(find: Finder) -> Handler:
         return response
 
     return answer
-
-
-def _grows(find: Finder, request: web.Request, file: Path) -> bool:
-    """Whether the pod is still here and this run is its container's last."""
-    folder = find(request.match_info["namespace"], request.match_info["pod"])
-    return folder is not None and log_files(folder / request.match_info["container"])[-1:] == [file]
 
 
 def log_files(folder: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -56,7 +57,7 @@ def test_mounted_paths_and_the_wildcard_address_are_rewritten(text: str, expecte
     ("text", "expected"), [("500m", "0.5"), ("2Gi", "2147483648"), ("1e3", "1000"), ("3", "3"), ("1.5k", "1500")]
 )
 def test_quantities(text: str, expected: str) -> None:
-    assert environment.quantity(text) == environment.Decimal(expected)
+    assert environment.quantity(text) == Decimal(expected)
 
 
 @pytest.mark.parametrize(
