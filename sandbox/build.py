@@ -153,7 +153,8 @@ def _build_one(go: str, name: str, folder: Path, position: str) -> None:
         while reader.is_alive():
             reader.join(HEARTBEAT)
             if reader.is_alive():
-                _say(f"{position} {name}: {len(lines)} packages, {time.monotonic() - started:.0f} s")
+                packages = sum(not line.startswith("go: ") for line in lines)
+                _say(f"{position} {name}: {packages} packages compiled, {time.monotonic() - started:.0f} s")
         if process.wait():
             raise BuildError(f"go build of {name} failed ({' '.join(argv)}):\n" + "".join(lines[-20:]))
         partial.rename(folder / name)
