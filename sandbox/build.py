@@ -133,34 +133,36 @@ def _go_version(go: str) -> tuple[int, int] | None:
     return None
 
 
-def _build_one(go: str, name: str, folder: Path, position: str) -> None:
+def _build_one(command: str, name: str, folder: Path, position: str) -> None:
     target = TARGETS[name]
     partial = folder / f".{name}.{os.getpid()}"
     environment = os.environ | {"CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false -mod=readonly", "GOTOOLCHAIN": "local"}
     environment.pop("GOOS", None)
     environment.pop("GOARCH", None)
-    argv = [go, "build", "-v", "-trimpath", "-ldflags", linker_flags(), "-o", str(partial), target.package]
+    argv = [command, "build", "-v", "-trimpath", "-ldflags", linker_flags(), "-o", str(partial), target.package]
     started = time.monotonic()
     _say(f"{position} {name}: compiling {target.package}")
     lines: list[str] = []  # -v prints one line a compiled package, which is the progress
-    process = subprocess.Popen(
-        argv, cwd=MODULES / target.module, env=environment, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
-    )
     try:
-        assert process.stderr
-        reader = threading.Thread(target=lines.extend, args=(process.stderr,))
-        reader.start()
-        while reader.is_alive():
-            reader.join(HEARTBEAT)
-            if reader.is_alive():
-                packages = sum(not line.startswith("go: ") for line in lines)
-                _say(f"{position} {name}: {packages} packages compiled, {time.monotonic() - started:.0f} s")
-        if process.wait():
+        with subprocess.Popen(
+            argv, cwd=MODULES / target.module, env=environment, stderr=subprocess.PIPE, text=True
+        ) as go:
+            assert go.stderr
+            reader = threading.Thread(target=lines.extend, args=(go.stderr,), daemon=True)
+            reader.start()
+            try:
+                while reader.is_alive():
+                    reader.join(HEARTBEAT)
+                    if reader.is_alive():
+                        packages = sum(not line.startswith("go: ") for line in lines)
+                        _say(f"{position} {name}: {packages} packages compiled, {time.monotonic() - started:.0f} s")
+            except BaseException:
+                go.kill()
+                raise
+        if go.returncode:
             raise BuildError(f"go build of {name} failed ({' '.join(argv)}):\n" + "".join(lines[-20:]))
         partial.rename(folder / name)
     finally:
-        process.kill()
-        process.wait()
         partial.unlink(missing_ok=True)
     _say(f"{position} {name}: built in {time.monotonic() - started:.0f} s")
 

@@ -13,6 +13,12 @@ from pathlib import Path
 
 SERVICES = "10.96.0.0/16"
 ADMIN = "admin"
+IDLE_CONTROLLERS = (  # left off, since here they could only fail over and over, in the log and in events
+    "endpoints-controller",  # loopback addresses are refused in endpoints
+    "endpointslice-controller",
+    "endpointslice-mirroring-controller",
+    "kube-apiserver-serving-clustertrustbundle-publisher-controller",  # the serving certificate is no CA
+)
 IDENTITIES = {  # the user name and groups behind each kubeconfig
     ADMIN: (ADMIN, "system:masters"),
     "kube-controller-manager": ("system:kube-controller-manager", ""),
@@ -90,6 +96,7 @@ def controller_manager(binaries: Path, state: Path) -> list[str]:
         str(binaries / "kube-controller-manager"), f"--kubeconfig={kubeconfig(state, 'kube-controller-manager')}",
         "--secure-port=0", "--leader-elect=false", "--use-service-account-credentials",
         "--root-ca-file=pki/apiserver.crt", "--service-account-private-key-file=pki/apiserver.key",
+        f"--controllers=*,{','.join(f'-{name}' for name in IDLE_CONTROLLERS)}",
         "--kube-api-qps=200", "--kube-api-burst=400",  # at 20/s each of 40 controllers waits its turn: 3 s more
         "--v=1",
     ]  # fmt: skip
