@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
 from pilotfish_engine.kernels import cpu, reference
-from pilotfish_engine.kernels.reference import linear
 from pilotfish_engine.worker.inputs import ForwardInputs
 
 __all__ = ["add_rms_norm", "linear", "paged_attention", "rms_norm", "rope_and_write", "silu_and_mul"]
@@ -20,6 +20,12 @@ __all__ = ["add_rms_norm", "linear", "paged_attention", "rms_norm", "rope_and_wr
 
 def _backend(x: Tensor) -> ModuleType:
     return cpu if x.is_cpu and x.dtype in cpu.DTYPES else reference
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    return _backend(x).linear(x, weight, bias, out_dtype or x.dtype)  # type: ignore[no-any-return]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -18,6 +18,8 @@ from pilotfish_engine.worker.inputs import ForwardInputs
 
 BUILDS = {"DEFAULT": "_cpu", "NO AVX": "_cpu", "AVX2": "_cpu_v3", "AVX512": "_cpu_v4"}
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+MAX_TOKENS = {torch.float32: 64, torch.bfloat16: 1 << 62}  # beyond, the library's product is faster
+OUTPUTS = 4  # a matrix must have a multiple of it of rows, and of LANES of columns
 LANES = 16  # the attention kernel takes head dimensions that are multiples of it,
 MAX_DIM = 512
 MAX_GROUP = 32  # and at most so many query heads for a KV head
@@ -26,6 +28,7 @@ SIGNATURES = {
     "rms_norm": [c_void_p] * 4 + [c_int64] * 2 + [c_float],
     "rope_and_write": [c_void_p] * 7 + [c_int64] * 4,
     "silu_and_mul": [c_void_p] * 2 + [c_int64] * 2,
+    "linear": [c_void_p] * 4 + [c_int64] * 3,
     "paged_attention": [c_void_p] * 8 + [c_int64] * 7 + [c_float],
 }
 
@@ -41,16 +44,17 @@ _library = _load()
 DTYPES = frozenset(NAMES) if _library is not None else frozenset()
 
 
-def _bind(kernel: str) -> dict[torch.dtype, Callable[..., None]]:
+def _bind(kernel: str, suffix: str = "") -> dict[torch.dtype, Callable[..., None]]:
     functions = {}
     for dtype in DTYPES:
-        function = getattr(_library, f"{kernel}_{NAMES[dtype]}")
+        function = getattr(_library, f"{kernel}_{NAMES[dtype]}{suffix}")
         function.argtypes, function.restype = SIGNATURES[kernel], None
         functions[dtype] = function
     return functions
 
 
 _rms_norm, _rope_and_write = _bind("rms_norm"), _bind("rope_and_write")
+_linear, _linear_to_float32 = _bind("linear"), _bind("linear", "_to_float32")
 _silu_and_mul, _paged_attention = _bind("silu_and_mul"), _bind("paged_attention")
 
 
@@ -61,6 +65,25 @@ def _check(dtype: torch.dtype, *tensors: Tensor) -> None:
                 f"kernel takes contiguous CPU tensors of {dtype}, got {tensor.dtype} {list(tensor.shape)} with strides "
                 f"{tensor.stride()} on {tensor.device}"
             )
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+    tokens, inputs = x.shape
+    outputs = weight.shape[0]
+    if tokens > MAX_TOKENS[x.dtype] or inputs % LANES or outputs % OUTPUTS:
+        return reference.linear(x, weight, bias, out_dtype)
+    _check(x.dtype, x, weight)
+    assert weight.shape == (outputs, inputs)
+    if bias is not None:
+        _check(x.dtype, bias)
+        assert bias.shape == (outputs,)
+    out = x.new_empty((tokens, outputs), dtype=out_dtype)
+    function = (_linear if out_dtype is x.dtype else _linear_to_float32)[x.dtype]
+    function(
+        x.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(),
+        tokens, inputs, outputs,
+    )  # fmt: skip
+    return out
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -19,9 +19,9 @@ def _wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [N, in] · weight [out, in]ᵀ + bias [out] → [N, out]."""
-    return functional.linear(x, weight, bias)
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+    """x [N, in] · weight [out, in]ᵀ + bias [out] → [N, out] in `out_dtype`: that of x, or float32."""
+    return functional.linear(x, weight, bias).to(out_dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

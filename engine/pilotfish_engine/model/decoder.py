@@ -72,4 +72,4 @@ class Decoder:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [M, H] after the final norm → float32 [M, V]."""
-        return self.lm_head(hidden).float()
+        return self.lm_head(hidden, torch.float32)

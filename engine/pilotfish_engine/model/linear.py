@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from pilotfish_engine import kernels
@@ -14,5 +15,6 @@ class Linear:
         self.weight = weight
         self.bias = bias
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return kernels.linear(x, self.weight, self.bias)
+    def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+        """out_dtype: float32, or that of x."""
+        return kernels.linear(x, self.weight, self.bias, out_dtype)

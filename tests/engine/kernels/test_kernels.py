@@ -42,6 +42,29 @@ def test_norms(dtype: torch.dtype, rows: int, width: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 96), (576, 160), (80, 36), (48, 33)])
+def test_linear(dtype: torch.dtype, bias: bool, inputs: int, outputs: int) -> None:
+    weight, offset = noise(outputs, inputs, dtype=dtype), noise(outputs, dtype=dtype, seed=1) if bias else None
+    for tokens in (0, 1, 2, 5, 6, 9, 16, 17, 32, 33, 70):
+        x = noise(tokens, inputs, dtype=dtype, seed=2) / inputs**0.5
+        exact = reference.linear(x.double(), weight.double(), None if offset is None else offset.double(), torch.float64)
+        close(kernels.linear(x, weight, offset), exact)
+        wide = kernels.linear(x, weight, offset, torch.float32)
+        assert wide.dtype is torch.float32
+        close(wide.to(dtype), exact)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("inputs", "outputs"), [(576, 160), (80, 36)])
+def test_a_row_has_the_same_bits_alone_and_in_a_batch(dtype: torch.dtype, inputs: int, outputs: int) -> None:
+    weight, x = noise(outputs, inputs, dtype=dtype), noise(39, inputs, dtype=dtype, seed=2)
+    alone = torch.cat([kernels.linear(row[None], weight) for row in x])
+    for tokens in (2, 3, 4, 5, 6, 16, 17, 32, 39):
+        assert torch.equal(kernels.linear(x[:tokens], weight), alone[:tokens])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 5, 90])
 def test_gate(dtype: torch.dtype, rows: int) -> None:
     x = noise(rows, 2 * 500, dtype=dtype) * 30

@@ -4,12 +4,10 @@
 // in blocks of 64 that start at multiples of 64 of the request's rows, whatever the batch, and each query's sums run in
 // the order of the rows: a token's result has the same bits alone, in a chunk and in a chain under verification.
 
-#include <omp.h>
-
 #include <algorithm>
-#include <memory>
 #include <vector>
 
+#include "transpose.h"
 #include "vec.h"
 
 namespace {
@@ -59,29 +57,6 @@ INLINE uint64_t block_mask(const Inputs& in, int64_t request, int64_t token, int
     if (prefix >= 64) return ~uint64_t(0);
     return prefix >= 0 ? below(prefix) | own << prefix : prefix > -64 ? own >> -prefix : 0;
 }
-
-#ifdef __AVX512F__
-// 16 rows of 16 values of 32 bits become columns.
-INLINE void transpose(f32x16 (&r)[16]) {
-    auto exchange = [&](int distance, i32x16 low, i32x16 high) __attribute__((always_inline)) {
-#pragma GCC unroll 16
-        for (int i = 0; i < 16; i++)
-            if (!(i & distance)) {
-                f32x16 a = r[i], b = r[i + distance];
-                r[i] = __builtin_shuffle(a, b, low);
-                r[i + distance] = __builtin_shuffle(a, b, high);
-            }
-    };
-    exchange(8, i32x16{0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23},
-             i32x16{8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31});
-    exchange(4, i32x16{0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27},
-             i32x16{4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31});
-    exchange(2, i32x16{0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29},
-             i32x16{2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31});
-    exchange(1, i32x16{0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30},
-             i32x16{1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31});
-}
-#endif
 
 #ifdef __AVX512F__
 // 16 rows of `dim` become the first 16 places of `dim` rows of BLOCK floats.
