@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from pilotfish_engine.contract.goodput import (
     MARGIN,
     Acceptance,

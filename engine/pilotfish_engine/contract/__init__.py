@@ -1,4 +1,5 @@
 """What the engine and the operator agree on, and all that the operator may import of the engine.
 
-Knows nothing about tensors, Kubernetes, HTTP or time: plain data and pure functions of it. Imports neither torch nor numpy.
+Knows nothing about tensors, Kubernetes, HTTP or time: plain data and pure functions of it. Imports neither torch nor
+numpy.
 """

@@ -1,4 +1,5 @@
 import pytest
+
 from pilotfish_engine.kv.pages import PageError, PagePool
 
 

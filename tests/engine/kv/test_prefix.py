@@ -2,6 +2,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from pilotfish_engine.kv.pages import PageError, PagePool
 from pilotfish_engine.kv.prefix import PrefixCache
 
