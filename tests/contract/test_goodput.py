@@ -206,6 +206,7 @@ def curve(conditional: list[float], siblings: float = 0.5) -> Acceptance:
     return Acceptance(tuple(accept), siblings)
 
 
+@settings(deadline=None)
 @given(profiles(), conditionals, st.integers(1, 256), st.integers(0, 10_000), envelopes)
 def test_never_worse_than_plain(
     profile: CostProfile, accept: list[float], batch: int, context: int, envelope: Envelope
@@ -216,6 +217,7 @@ def test_never_worse_than_plain(
     assert choice.settings == PLAIN or choice.settings in candidates(envelope)
 
 
+@settings(deadline=None)
 @given(profiles(), conditionals, st.integers(0, 5), st.floats(0.0, 1.0), st.integers(1, 256), envelopes)
 def test_better_drafts_never_slow_down(
     profile: CostProfile, accept: list[float], index: int, raised: float, batch: int, envelope: Envelope
@@ -229,6 +231,7 @@ def test_better_drafts_never_slow_down(
         assert expected_yield(curve(better), setting) >= expected_yield(curve(accept), setting) - 1e-9
 
 
+@settings(deadline=None)
 @given(conditionals, st.integers(1, 5), st.integers(2, 32), st.floats(0.0, 2.0))
 def test_a_tree_yields_at_least_its_chain_and_at_most_its_depth(
     accept: list[float], num_steps: int, num_draft_tokens: int, siblings: float
@@ -239,7 +242,7 @@ def test_a_tree_yields_at_least_its_chain_and_at_most_its_depth(
     assert all(0 <= y <= num_steps + 1e-9 for y in drafted)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(profiles(), conditionals, st.floats(0, 500), envelopes, st.integers(1, 48))
 def test_threshold_agrees_with_best(
     profile: CostProfile, accept: list[float], context: float, envelope: Envelope, max_batch: int
@@ -255,7 +258,7 @@ def test_threshold_agrees_with_best(
         assert threshold == 1 or not plain[threshold - 2]
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(profiles(), conditionals, st.floats(0.0, 1.0), envelopes)
 def test_threshold_rises_with_acceptance(
     profile: CostProfile, accept: list[float], share: float, envelope: Envelope
@@ -266,7 +269,7 @@ def test_threshold_rises_with_acceptance(
     assert high is None or (low is not None and low <= high)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(profiles(), conditionals, envelopes, st.floats(0.1, 200.0))
 def test_capacity_is_the_largest_batch_that_meets_the_slo(
     profile: CostProfile, accept: list[float], envelope: Envelope, slo: float

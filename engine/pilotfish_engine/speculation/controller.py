@@ -96,7 +96,9 @@ class Controller:
         self._context_per_request = context_tokens / batch
         if self._choice is None or batch != self._decided_batch or self._steps_since >= DECIDE_EVERY:
             self._decide(batch, context_tokens)
-        if self._probe is None:
+        if not self._has_choice(batch):
+            self._probe = None
+        elif self._probe is None:
             self._begin_probe(batch, context_tokens)
         return self._probe or self._settings
 
@@ -128,7 +130,7 @@ class Controller:
         self._decided_batch, self._steps_since = batch, 0
         if choice.settings == self._settings:
             return
-        if not first and self._may_stay(batch):
+        if not first and self._has_choice(batch):
             current = spec_rate(self._profile, acceptance, batch, context_tokens, self._settings)
             better = choice.tokens_per_second / current
             if self._settings.num_steps > 0 and choice.settings == PLAIN:
@@ -139,7 +141,7 @@ class Controller:
                 return
         self._settings, self._probe = choice.settings, None
 
-    def _may_stay(self, batch: int) -> bool:
+    def _has_choice(self, batch: int) -> bool:
         """Whether the envelope leaves a choice here, and the settings that run are within it."""
         threshold = self._envelope.disable_threshold
         if threshold != "Auto" and (batch >= threshold or self._envelope.tuning == "Fixed"):
@@ -147,7 +149,7 @@ class Controller:
         return self._settings == PLAIN or self._settings in candidates(self._envelope)
 
     def _begin_probe(self, batch: int, context_tokens: int) -> None:
-        subjects = self._subjects(batch)
+        subjects = self._subjects()
         if not subjects:
             return
         probe = subjects[self._probes_begun % len(subjects)]
@@ -160,9 +162,9 @@ class Controller:
             self._probe, self._probe_steps = probe, 0
             self._probes_begun += 1
 
-    def _subjects(self, batch: int) -> list[Settings]:
+    def _subjects(self) -> list[Settings]:
         """What the running settings do not teach: plain's time, deeper chains, trees beside chains and the reverse."""
-        allowed = candidates(self._envelope) if self._may_stay(batch) else ()
+        allowed = candidates(self._envelope)
         if not allowed:
             return []
         chains = [s for s in allowed if s.topk == 1]

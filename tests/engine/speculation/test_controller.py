@@ -216,7 +216,7 @@ def test_acceptance_is_learnt_by_depth_whatever_depth_runs() -> None:
     assert estimate.acceptance.accept[:3] == pytest.approx((0.8, 0.4, 0.36), abs=0.03)
 
 
-@settings(max_examples=60)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_every_step_is_within_the_envelope(data: st.DataObject) -> None:
     envelopes = st.builds(
