@@ -17,6 +17,7 @@ from pilotfish_engine.contract.goodput import (
     Choice,
     best,
     candidates,
+    describe,
     disable_threshold,
     expected_yield,
     spec_rate,
@@ -50,6 +51,9 @@ class Controller:
         self._steps_since = 0
         self._context_per_request = 0.0
         self._active = False
+        self._running_ms = 0.0  # of a step of _settings, as of the last decision
+        self._next_probe: Settings | None = None
+        self._probe_price_ms = 0.0
         self._probe: Settings | None = None
         self._probe_steps = 0
         self._probes_begun = 0
@@ -73,7 +77,12 @@ class Controller:
 
     @property
     def reason(self) -> str:
-        return self._choice.reason if self._choice is not None else "no step has run yet"
+        """Why it runs what it runs, in numbers."""
+        if self._choice is None:
+            return "no step has run yet"
+        if self._choice.settings == self._settings:
+            return self._choice.reason
+        return f"keeps {describe(self._settings)}, as nothing is better by {HYSTERESIS:.0%}: {self._choice.reason}"
 
     def effective(self) -> Effective:
         """What runs now between probes; disable_threshold is the envelope's number, or computed from what is known."""
@@ -89,17 +98,18 @@ class Controller:
     def set_envelope(self, envelope: Envelope) -> None:
         """Holds from the next `choose` on. What was learnt stays."""
         self._envelope = envelope
-        self._probe, self._choice = None, None
+        self._probe, self._next_probe, self._choice = None, None, None
 
     def choose(self, batch: int, context_tokens: int) -> Settings:
         """Settings of the next step of `batch` ≥ 1 requests that read `context_tokens` KV rows together."""
         self._context_per_request = context_tokens / batch
         if self._choice is None or batch != self._decided_batch or self._steps_since >= DECIDE_EVERY:
             self._decide(batch, context_tokens)
-        if not self._has_choice(batch):
-            self._probe = None
-        elif self._probe is None:
-            self._begin_probe(batch, context_tokens)
+        nothing_known = self._estimate.accept_length is None  # then the first probe is on credit
+        if self._probe is None and self._next_probe and (self._credit_ms >= self._probe_price_ms or nothing_known):
+            self._probe, self._next_probe, self._credit_ms = self._next_probe, None, self._probe_price_ms
+            self._probe_steps = 0
+            self._probes_begun += 1
         return self._probe or self._settings
 
     def observe(
@@ -113,8 +123,8 @@ class Controller:
             self._times.observe(settings, batch, step_ms / predicted_ms)
         self._active = settings.num_steps > 0
         self._steps_since += 1
-        if settings == self._settings:
-            self._credit_ms += PROBE_SHARE * self._step_ms(settings, batch, context_tokens)
+        if settings is self._settings or settings == self._settings:
+            self._credit_ms += PROBE_SHARE * self._running_ms
         else:
             self._credit_ms -= self._loss_ms(settings, batch, context_tokens, sum(accept_lens) / batch)
             self._probe_steps += 1
@@ -122,24 +132,31 @@ class Controller:
                 self._probe, self._steps_since = None, DECIDE_EVERY
 
     def _decide(self, batch: int, context_tokens: int) -> None:
-        first = self._choice is None
-        envelope, acceptance = self._envelope, self._estimate.acceptance
+        before = self._settings
+        self._settings = self._settle(batch, context_tokens)
+        self._decided_batch, self._steps_since = batch, 0
+        self._running_ms = self._step_ms(self._settings, batch, context_tokens)
+        if self._settings != before or not self._has_choice(batch):
+            self._probe = None
+        self._next_probe = None
+        if self._probe is None and self._has_choice(batch):
+            self._price_probe(batch, context_tokens)
+
+    def _settle(self, batch: int, context_tokens: int) -> Settings:
+        """The best settings, or those that run while the best are not better by HYSTERESIS."""
+        first, acceptance = self._choice is None, self._estimate.acceptance
         cost_ratio = self._times.spec_to_plain(batch)
         margin = (1 + MARGIN) * cost_ratio - 1
-        choice = self._choice = best(self._profile, acceptance, batch, context_tokens, envelope, margin)
-        self._decided_batch, self._steps_since = batch, 0
-        if choice.settings == self._settings:
-            return
-        if not first and self._has_choice(batch):
-            current = spec_rate(self._profile, acceptance, batch, context_tokens, self._settings)
-            better = choice.tokens_per_second / current
-            if self._settings.num_steps > 0 and choice.settings == PLAIN:
-                better *= cost_ratio
-            elif self._settings == PLAIN:
-                better /= cost_ratio
-            if better < 1 + HYSTERESIS:
-                return
-        self._settings, self._probe = choice.settings, None
+        choice = self._choice = best(self._profile, acceptance, batch, context_tokens, self._envelope, margin)
+        if first or choice.settings == self._settings or not self._has_choice(batch):
+            return choice.settings
+        current = spec_rate(self._profile, acceptance, batch, context_tokens, self._settings)
+        better = choice.tokens_per_second / current
+        if self._settings.num_steps > 0 and choice.settings == PLAIN:
+            better *= cost_ratio
+        elif self._settings == PLAIN:
+            better /= cost_ratio
+        return choice.settings if better >= 1 + HYSTERESIS else self._settings
 
     def _has_choice(self, batch: int) -> bool:
         """Whether the envelope leaves a choice here, and the settings that run are within it."""
@@ -148,19 +165,14 @@ class Controller:
             return False
         return self._settings == PLAIN or self._settings in candidates(self._envelope)
 
-    def _begin_probe(self, batch: int, context_tokens: int) -> None:
+    def _price_probe(self, batch: int, context_tokens: int) -> None:
         subjects = self._subjects()
         if not subjects:
             return
-        probe = subjects[self._probes_begun % len(subjects)]
+        probe = self._next_probe = subjects[self._probes_begun % len(subjects)]
         steps = -(-PROBE_REQUEST_STEPS // batch)
         least = 0.1 * self._step_ms(probe, batch, context_tokens)  # else a free probe would never end
-        price = steps * max(least, self._loss_ms(probe, batch, context_tokens, committed=1))
-        nothing_known = self._estimate.accept_length is None  # then the first probe is on credit
-        if self._credit_ms >= price or nothing_known:
-            self._credit_ms = price
-            self._probe, self._probe_steps = probe, 0
-            self._probes_begun += 1
+        self._probe_price_ms = steps * max(least, self._loss_ms(probe, batch, context_tokens, committed=1))
 
     def _subjects(self) -> list[Settings]:
         """What the running settings do not teach: plain's time, deeper chains, trees beside chains and the reverse."""
