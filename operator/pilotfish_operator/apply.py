@@ -39,6 +39,7 @@ class _Written:
     corrections: list[float] = field(default_factory=list)
     paused_until: float = 0.0
     problem: Problem | None = None
+    other: str = "another writer"
 
 
 def projection(live: Any, shape: Any) -> Any:
@@ -103,9 +104,12 @@ class Applier:
                 live = None
         if live is not None and not _owned(live, owner):
             return _taken(kind, key[1])
-        drifted = live is not None and digest == written.manifest
+        drifted = live is not None and digest == written.manifest and written.made is not None
+        if drifted and projection(live, manifest) != written.made:
+            live = await self._kube.get(kind, *key)  # the cache may lag, and it does not say who changed it
+            written.other = _last_writer(live)
         if drifted and projection(live, manifest) == written.made:
-            return written.problem if written.problem and now < written.paused_until else None
+            return written.problem if now < written.paused_until else None
         self._check()
         try:
             made = await self._kube.apply(kind, manifest)
@@ -116,32 +120,27 @@ class Applier:
         self._cache.put(kind, made)
         written.manifest, written.made, written.problem = digest, projection(made, manifest), None
         if drifted:
-            log.info("%s %s/%s had been changed and was put right", kind.name, *key)
-            return await self._corrected(kind, key, written, now)
-        return None
-
-    async def _corrected(self, kind: Kind, key: tuple[str, str], written: _Written, now: float) -> Problem | None:
-        written.corrections = [at for at in written.corrections if at > now - CONTESTED_WINDOW] + [now]
-        if len(written.corrections) < CONTESTED_WRITES:
-            return None
-        fields = (await self._kube.get(kind, *key))["metadata"].get("managedFields", ())
-        others = sorted(
-            (entry.get("time", ""), entry.get("manager", ""))
-            for entry in fields
-            if entry.get("manager") != MANAGER and not entry.get("subresource")
-        )
-        who = others[-1][1] if others else "another writer"
-        written.paused_until = now + PAUSE
-        written.problem = (
-            "Contested",
-            f"{kind.name} {key[1]} was put right {len(written.corrections)} times in "
-            f"{CONTESTED_WINDOW:.0f}s and {who} changes it each time: stop that writer",
-        )
+            log.info("%s %s/%s had been changed by %s and was put right", kind.name, *key, written.other)
+            written.corrections = [at for at in written.corrections if at > now - CONTESTED_WINDOW] + [now]
+        if drifted and len(written.corrections) >= CONTESTED_WRITES:
+            written.paused_until = now + PAUSE
+            written.problem = (
+                "Contested",
+                f"{kind.name} {key[1]} was put right {len(written.corrections)} times in {CONTESTED_WINDOW:.0f}s and "
+                f"{written.other} changes it each time: stop that writer",
+            )
         return written.problem
 
     def _check(self) -> None:
         if not self._leads():
             raise NotLeading
+
+
+def _last_writer(live: Object) -> str:
+    """The field manager, other than ours, that wrote last."""
+    entries = [entry for entry in live["metadata"].get("managedFields", ()) if not entry.get("subresource")]
+    others = [(entry.get("time", ""), entry.get("manager", "")) for entry in entries if entry.get("manager") != MANAGER]
+    return max(others)[1] if others else "another writer"
 
 
 def _owned(live: Object, owner: Owner) -> bool:

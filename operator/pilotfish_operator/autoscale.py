@@ -92,8 +92,8 @@ class Scale:
 def measure(state: State, serving: Collection[str], reports: Mapping[str, EngineReport], now: float) -> State:
     """Take in the reports just read, by pod; `serving` names every pod that should have answered.
 
-    A pod's mean since it was last read is exact whatever happened between, so it also completes the readings that missed
-    the pod. At first sight, and after a restart of its counters, running + waiting of now stand for it.
+    A pod's mean since it was last read is exact whatever happened between, so it also completes readings that missed
+    it. At first sight, and after a restart of its counters, running + waiting of now stand for it.
     """
     counters, readings, total, tokens = dict[str, Counter](), state.readings, 0.0, 0.0
     for pod in serving:

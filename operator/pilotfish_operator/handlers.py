@@ -257,12 +257,25 @@ async def run(settings: Config) -> None:
             await api.close()
 
 
-def main() -> None:
-    settings = config.resolve()
-    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+def _in_one_line(record: logging.LogRecord) -> bool:
+    """kopf shows the stack of every lost connection; its message says as much."""
+    if record.name.startswith("kopf"):
+        record.exc_info = record.exc_text = None
+    return True
+
+
+def _set_up_logs(level: str) -> None:
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_in_one_line)
     for noisy in ("kopf", "httpx", "httpcore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)  # it misses signals, which are ours
+
+
+def main() -> None:
+    settings = config.resolve()
+    _set_up_logs(settings.log_level)
     try:
         asyncio.run(run(settings))
     except (KubeError, OSError) as problem:

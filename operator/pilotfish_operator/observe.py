@@ -162,7 +162,7 @@ def last_words(message: str) -> str:
 
 def _trouble(status: Object, conditions: Mapping[str, Any], state: Object) -> str | None:
     scheduled = conditions.get("PodScheduled", {})
-    if scheduled.get("status") == "False":
+    if scheduled.get("status") == "False" and not status.get("podIP"):
         return f"cannot be scheduled: {scheduled.get('message') or scheduled.get('reason')}"
     waiting = (state.get("state") or {}).get("waiting") or {}
     ended = _exit(state)
