@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from pilotfish_engine import source
 from pilotfish_engine.errors import CheckpointError
 from pilotfish_engine.source import default_name, resolve

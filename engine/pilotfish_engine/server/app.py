@@ -66,7 +66,8 @@ def _invalid(errors: Sequence[Mapping[str, Any]]) -> Invalid:
     if error["type"] == "json_invalid":
         return Invalid(f"the body is not valid JSON: {error.get('ctx', {}).get('error', text)}", None, "invalid_json")
     if error["type"] == "field":
-        return Invalid(text, _path([*location, error["ctx"]["field"]]))
+        path = _path([*location, error["ctx"]["field"]])
+        return Invalid(f"{path} {text}", path)
     if not location:
         return Invalid("the body must be a JSON object, sent with Content-Type: application/json", None)
     path = _path(location)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from pilotfish_engine.contract.speculation import EnvelopeUpdate
@@ -41,22 +41,27 @@ def _text_of(value: Any) -> Any:
     return "".join(part["text"] for part in value)
 
 
+def _well_formed(text: str) -> str:
+    """JSON can escape half a surrogate pair, which is no text."""
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise PydanticCustomError("surrogate", "half a surrogate pair is no character; whole ones would work")
+    return text
+
+
 def _as_prompts(value: Any) -> Any:
     """OpenAI's four forms of a prompt as one: a list of texts and of lists of token ids."""
     prompts = [value] if isinstance(value, str) or _is_token_list(value) else value
-    well_formed = isinstance(prompts, list) and all(_is_text(p) or _is_token_list(p) for p in prompts)
-    if not well_formed or not 0 < len(prompts) <= MAX_CHOICES:
+    usable = isinstance(prompts, list) and all(isinstance(p, str) or _is_token_list(p) for p in prompts)
+    if not usable or not 0 < len(prompts) <= MAX_CHOICES:
         raise PydanticCustomError(
             "prompt",
             "a text, a list of token ids, or a list of 1 to {most} of either would work",
             {"most": MAX_CHOICES},
         )
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            _well_formed(prompt)
     return prompts
-
-
-def _is_text(value: Any) -> bool:
-    """JSON can escape half a surrogate pair, which is no text."""
-    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _is_token_list(value: Any) -> bool:
@@ -69,8 +74,9 @@ def _as_threshold(value: Any) -> Any:
     return value
 
 
-Text = Annotated[str, BeforeValidator(_text_of)]
-Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+Text = Annotated[str, AfterValidator(_well_formed)]
+Content = Annotated[Text, BeforeValidator(_text_of)]
+Stop = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Prompts = Annotated[list[str | list[int]], PlainValidator(_as_prompts)]
 
 
@@ -82,7 +88,7 @@ class Generate(_Body):
     """What /v1/chat/completions and /v1/completions have in common. top_k, min_p, ignore_eos and stop_token_ids are
     not OpenAI's, but widely sent. user, metadata and the like are accepted and kept nowhere."""
 
-    model: str
+    model: Text
     max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(None, gt=0, le=1)
@@ -108,13 +114,13 @@ class Generate(_Body):
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise PydanticCustomError("field", "stream_options needs stream: true", {"field": "stream_options"})
+            raise PydanticCustomError("field", "needs stream: true", {"field": "stream_options"})
         return self
 
 
 class Message(_Body):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text
+    content: Content
     name: str | None = None
 
     @model_validator(mode="before")
@@ -141,14 +147,14 @@ class TokenizeRequest(_Body):
     """prompt as in /v1/completions, or messages as in /v1/chat/completions."""
 
     model: str | None = None
-    prompt: str | None = None
+    prompt: Text | None = None
     messages: list[Message] | None = Field(None, min_length=1)
     add_special_tokens: bool = True
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
-            raise PydanticCustomError("field", "either prompt or messages is needed, and not both", {"field": "prompt"})
+            raise PydanticCustomError("field", "or messages is needed, and not both", {"field": "prompt"})
         return self
 
 

@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import Metric
 
 from pilotfish_engine.contract.speculation import EngineReport
 
-disable_created_metrics()  # a series beside each counter that nothing reads
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a series beside each counter that nothing reads
 
 _PREFIX = "pilotfish_engine"
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)

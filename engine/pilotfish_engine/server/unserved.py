@@ -54,7 +54,5 @@ def without_unserved(body: Any, unserved: Mapping[str, tuple[Any, ...]]) -> Any:
         if body[field] not in harmless:
             value = next((value for value in harmless if value is not None), None)
             advice = f"leave it out, or give {value!r}" if value is not None else "leave it out"
-            raise PydanticCustomError(
-                "field", "{field} is not served yet; {advice}", {"field": field, "advice": advice}
-            )
+            raise PydanticCustomError("field", "is not served yet; {advice}", {"field": field, "advice": advice})
     return {field: value for field, value in body.items() if field not in unserved}

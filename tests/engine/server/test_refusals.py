@@ -1,0 +1,212 @@
+"""What is refused, how, and with which field's name: OpenAI's error body every time."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from pilotfish_engine.server.middleware import MAX_BODY_BYTES
+from tests.engine.server.serving import NAME, Engine, engine
+
+CHAT = {"model": NAME, "messages": [{"role": "user", "content": "hi"}]}
+PLAIN = {"model": NAME, "prompt": "hi"}
+
+
+def without(body: dict[str, Any], field: str) -> dict[str, Any]:
+    return {key: value for key, value in body.items() if key != field}
+
+
+CHATS: list[tuple[dict[str, Any], str, str]] = [
+    (CHAT | {"temperature": -1}, "temperature", "greater than or equal to 0"),
+    (CHAT | {"temperature": 2.5}, "temperature", "less than or equal to 2"),
+    (CHAT | {"temperature": "hot"}, "temperature", "valid number"),
+    (CHAT | {"top_p": 0}, "top_p", "greater than 0"),
+    (CHAT | {"top_p": 1.5}, "top_p", "less than or equal to 1"),
+    (CHAT | {"top_k": -2}, "top_k", "greater than or equal to -1"),
+    (CHAT | {"min_p": 2}, "min_p", "less than or equal to 1"),
+    (CHAT | {"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+    (CHAT | {"max_tokens": "5"}, "max_tokens", "valid integer"),
+    (CHAT | {"max_tokens": True}, "max_tokens", "valid integer"),
+    (CHAT | {"max_completion_tokens": 1.5}, "max_completion_tokens", "valid integer"),
+    (CHAT | {"n": 0}, "n", "greater than or equal to 1"),
+    (CHAT | {"n": 129}, "n", "less than or equal to 128"),
+    (CHAT | {"seed": 1 << 70}, "seed", "less than"),
+    (CHAT | {"stop": ["a", "b", "c", "d", "e"]}, "stop", "at most 4"),
+    (CHAT | {"stop": ""}, "stop[0]", "at least 1"),
+    (CHAT | {"stop": "x" * 200}, "stop[0]", "at most 128"),
+    (CHAT | {"stop": 7}, "stop", "valid list"),
+    (CHAT | {"stop_token_ids": [-1]}, "stop_token_ids[0]", "greater than or equal to 0"),
+    (CHAT | {"stream": "yes"}, "stream", "valid boolean"),
+    (CHAT | {"stream_options": {"include_usage": True}}, "stream_options", "needs stream: true"),
+    (CHAT | {"stream": True, "stream_options": {"usage": True}}, "stream_options.usage", "not a known field"),
+    (CHAT | {"temprature": 1}, "temprature", "not a known field"),
+    (CHAT | {"prompt": "hi"}, "prompt", "not a known field"),
+    (CHAT | {"metadata": {"k": 1}}, "metadata.k", "valid string"),
+    (without(CHAT, "model"), "model", "is required"),
+    (without(CHAT, "messages"), "messages", "is required"),
+    (CHAT | {"messages": []}, "messages", "at least 1"),
+    (CHAT | {"messages": "hi"}, "messages", "valid list"),
+    (CHAT | {"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role", "'assistant'"),
+    (CHAT | {"messages": [{"role": "user"}]}, "messages[0].content", "is required"),
+    (CHAT | {"messages": [{"role": "user", "content": None}]}, "messages[0].content", "valid string"),
+    (
+        CHAT | {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "messages[0].content",
+        "of type text",
+    ),
+    (
+        CHAT | {"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]},
+        "messages[0].tool_calls",
+        "not served",
+    ),
+    (CHAT | {"messages": [{"role": "user", "content": "x", "rôle": 1}]}, "messages[0].rôle", "not a known field"),
+    (CHAT | {"messages": [{"role": "user", "content": "word " * 600}]}, "messages", "the context holds 512"),
+    (CHAT | {"messages": [{"role": "user", "content": "x" * 200_000}]}, "messages", "characters"),
+    (CHAT | {"logprobs": True}, "logprobs", "not served yet; leave it out, or give False"),
+    (CHAT | {"top_logprobs": 3}, "top_logprobs", "give 0"),
+    (CHAT | {"tools": [{"type": "function"}]}, "tools", "not served yet"),
+    (CHAT | {"response_format": {"type": "json_object"}}, "response_format", "give {'type': 'text'}"),
+    (CHAT | {"frequency_penalty": 0.5}, "frequency_penalty", "give 0"),
+    (CHAT | {"presence_penalty": -1}, "presence_penalty", "give 0"),
+    (CHAT | {"logit_bias": {"1": 5}}, "logit_bias", "give {}"),
+    (CHAT | {"prediction": {"type": "content"}}, "prediction", "leave it out"),
+]
+COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
+    (PLAIN | {"echo": True}, "echo", "not served yet"),
+    (PLAIN | {"best_of": 2}, "best_of", "give 1"),
+    (PLAIN | {"suffix": "x"}, "suffix", "not served yet"),
+    (PLAIN | {"logprobs": 2}, "logprobs", "not served yet"),
+    (without(PLAIN, "prompt"), "prompt", "is required"),
+    (PLAIN | {"prompt": []}, "prompt", "would work"),
+    (PLAIN | {"prompt": ""}, "prompt", "is empty"),
+    (PLAIN | {"prompt": [["a"]]}, "prompt", "would work"),
+    (PLAIN | {"prompt": [1.5]}, "prompt", "would work"),
+    (PLAIN | {"prompt": [True]}, "prompt", "would work"),
+    (PLAIN | {"prompt": {"a": 1}}, "prompt", "would work"),
+    (PLAIN | {"prompt": [-5]}, "prompt", "token id -5"),
+    (PLAIN | {"prompt": [49152]}, "prompt", "from 0 to 49151"),
+    (PLAIN | {"prompt": ["a"] * 129}, "prompt", "1 to 128"),
+    (PLAIN | {"prompt": ["a"] * 100, "n": 2}, "n", "at most 128"),
+    (PLAIN | {"prompt": [33] * 512}, "prompt", "has 512 tokens"),
+    (PLAIN | {"messages": []}, "messages", "not a known field"),
+]
+
+
+@pytest.mark.parametrize(("body", "field", "sentence"), CHATS)
+def test_bad_chats_are_refused_by_field(served: Engine, body: dict[str, Any], field: str, sentence: str) -> None:
+    check_refused(served, "/v1/chat/completions", body, field, sentence)
+
+
+@pytest.mark.parametrize(("body", "field", "sentence"), COMPLETIONS)
+def test_bad_completions_are_refused_by_field(served: Engine, body: dict[str, Any], field: str, sentence: str) -> None:
+    check_refused(served, "/v1/completions", body, field, sentence)
+
+
+def check_refused(served: Engine, path: str, body: dict[str, Any], field: str, sentence: str) -> None:
+    with served.http as client:
+        answer = client.post(path, json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, field), error
+    assert error["type"] == "invalid_request_error"
+    assert sentence in error["message"]
+    assert field.split("[")[0] in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "JSON object"),
+        (b"{", "not valid JSON"),
+        (b'{"model": "small", "prompt": "a",}', "not valid JSON"),
+        (b"[1, 2]", "JSON object"),
+        (b'"text"', "JSON object"),
+        (b"null", "JSON object"),
+        (b"\xff\xfe{}", "body"),
+        (b"[" * 100_000, "body"),
+        (b'{"model": "small", "prompt": "a", "temperature": NaN}', "temperature"),
+        (b'{"model": "small", "prompt": "a", "temperature": 1e999}', "temperature"),
+        (b'{"model": "small", "prompt": "\\ud800"}', "prompt"),
+        (b'{"model": "\\ud800", "prompt": "a"}', "model"),
+    ],
+)
+def test_bodies_that_are_no_request_are_refused(served: Engine, content: bytes, sentence: str) -> None:
+    with served.http as client:
+        answer = client.post("/v1/completions", content=content, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert sentence in answer.json()["error"]["message"]
+
+
+def test_half_a_surrogate_pair_in_a_message_is_refused(served: Engine) -> None:
+    content = b'{"model": "small", "messages": [{"role": "user", "content": "\\ud83d"}]}'
+    with served.http as client:
+        answer = client.post("/v1/chat/completions", content=content, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages[0].content")
+
+
+def test_another_model_path_or_method_is_refused(served: Engine) -> None:
+    with served.http as client:
+        other = client.post("/v1/completions", json=PLAIN | {"model": "gpt-4"})
+        assert (other.status_code, other.json()["error"]["code"]) == (404, "model_not_found")
+        assert client.get("/v1/nothing").json()["error"]["code"] == "not_found"
+        wrong = client.get("/v1/completions")
+        assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
+        assert wrong.headers["allow"] == "POST"
+
+
+def test_a_body_over_the_limit_is_refused_before_it_is_read(served: Engine) -> None:
+    host, port = served.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=5) as connection:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {MAX_BODY_BYTES + 1}\r\n\r\n"
+        connection.sendall(head.encode())
+        assert connection.recv(4096).startswith(b"HTTP/1.1 413")
+
+
+def test_a_body_over_the_limit_without_announcement_is_refused(served: Engine) -> None:
+    def chunks() -> Iterator[bytes]:
+        for _ in range(MAX_BODY_BYTES // (1 << 20) + 1):
+            yield b" " * (1 << 20)
+
+    with served.http as client:
+        try:
+            answer = client.post("/v1/completions", content=chunks())
+        except httpx.WriteError:  # the answer came, and the connection closed, while this side still wrote
+            return
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+
+
+def test_a_client_that_leaves_within_its_body_leaves_no_trace(served: Engine) -> None:
+    host, port = served.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=5) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+    assert served.get("/ready").status_code == 200
+
+
+def test_a_full_queue_answers_503_with_retry_after(empty: Path) -> None:
+    flags = ("--max-running-requests", "1", "--max-waiting-requests", "1")
+    with engine(empty, *flags) as started, started.http as client:
+        body = PLAIN | {"n": 2, "max_tokens": 100_000, "ignore_eos": True, "stream": True}
+        with client.stream("POST", "/v1/completions", json=body) as answer:
+            parts = answer.iter_raw()  # kept: when it goes, httpx closes the connection
+            next(parts)
+            full = client.post("/v1/completions", json=PLAIN)
+            assert (full.status_code, full.json()["error"]["code"]) == (503, "queue_full")
+            assert full.headers["retry-after"] == "1"
+            assert started.get("/ready").status_code == 200
+        assert client.post("/v1/completions", json=PLAIN | {"n": 3}).status_code == 503
+
+
+def test_an_api_key_guards_the_api_and_nothing_else(empty: Path, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("sesame\n")
+    with engine(empty, "--api-key-file", str(tmp_path / "key")) as started, started.http as client:
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "sesame"}):
+            answer = client.post("/v1/completions", json=PLAIN, headers=headers)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+        assert client.get("/v1/models").status_code == 401
+        assert started.openai("sesame").completions.create(model=NAME, prompt="hi").choices[0].text == "hi"
+        for path in ("/health", "/ready", "/metrics", "/v1/speculation"):
+            assert client.get(path).status_code == 200
