@@ -322,7 +322,7 @@ def stop_state(state: Path) -> int:
 
 def _claim(state: Path, settings: Settings) -> World:
     """Takes the state folder for a new world. Raises StateError when it holds one, or something else."""
-    if (state / "world.json").exists():
+    if (state / "world.json").exists() and processes.marked(processes.world_mark(state)):
         raise StateError(f"a world is already up in {state}: python -m sandbox down --state {state}")
     foreign = [path.name for path in state.glob("*") if path.name not in OURS] if state.exists() else []
     if foreign:

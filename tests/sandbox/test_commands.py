@@ -19,6 +19,8 @@ def sandbox(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_up_env_status_down(tmp_path: Path) -> None:
     state = str(tmp_path / "a world")  # a space, since people have them
+    Path(state).mkdir()
+    Path(state, "world.json").write_text("{}")  # as after a power cut: a world is recorded, and nothing runs
     try:
         up = sandbox("up", "control", "--state", state)
         assert (up.returncode, up.stderr) == (0, "")

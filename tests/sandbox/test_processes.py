@@ -208,17 +208,21 @@ def test_a_program_that_ignores_sigterm_is_killed_with_its_children_after_its_gr
     assert not processes.alive(child)
 
 
-def test_a_killed_process_is_noticed_at_once_and_started_again(cluster: Cluster) -> None:
+@pytest.mark.parametrize("victim", ["program", "shim"])
+def test_a_killed_process_is_noticed_at_once_and_started_again(cluster: Cluster, victim: str) -> None:
     make_pod(cluster, "killed")
     pid = int(ask(ready(cluster, "killed"), "/pid"))
+    found = processes.stat(pid)
+    assert found
     started = time.monotonic()
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid if victim == "program" else found.parent, signal.SIGKILL)
     eventually(lambda: "running" not in (s := main(cluster, "killed"))["state"] or s["restartCount"])
     assert time.monotonic() - started < 1
     eventually(lambda: main(cluster, "killed")["restartCount"] == 1)
     terminated = main(cluster, "killed")["lastState"]["terminated"]
     assert (terminated["exitCode"], terminated["signal"]) == (137, 9)
     assert int(ask(ready(cluster, "killed"), "/pid")) != pid
+    assert processes.stat(pid) is None
 
 
 def test_readiness_follows_its_probe_both_ways(cluster: Cluster) -> None:
