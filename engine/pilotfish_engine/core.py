@@ -19,7 +19,7 @@ import zmq
 from pydantic import TypeAdapter
 
 from pilotfish_engine import messages
-from pilotfish_engine.config import EngineConfig
+from pilotfish_engine.config import EngineConfig, share_cores
 from pilotfish_engine.contract.speculation import EngineReport, EnvelopeUpdate
 from pilotfish_engine.errors import RequestError, UsageError
 from pilotfish_engine.types import WorkerLimits
@@ -192,6 +192,7 @@ def main(build: Build, arguments: list[str]) -> int:
 
 
 def _build(config: EngineConfig) -> Core:
+    share_cores()
     from pilotfish_engine.engine import build  # imports torch: after the first heartbeat
 
     return build(config)
