@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 
+import openai
+
 from demo import screen, story
 from demo.world import DemoError, World, start
 from sandbox.errors import SandboxError
@@ -23,7 +25,7 @@ def main() -> int:
         for step in (story.install, story.serve, story.question, story.load, story.explain):
             step(world)
         code = 0
-    except (DemoError, SandboxError, OSError, subprocess.TimeoutExpired) as error:
+    except (DemoError, SandboxError, openai.OpenAIError, OSError, subprocess.TimeoutExpired) as error:
         screen.say(f"\nThe demo failed: {error}")
         if world:
             screen.say(f"More in {world.logs()}")

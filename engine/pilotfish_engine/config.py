@@ -235,7 +235,7 @@ def _check(config: EngineConfig) -> None:
 
 
 def share_cores(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Threads that wait for the others of a parallel region sleep after some 20 µs instead of spinning for milliseconds.
+    """Threads that wait for others of a parallel region sleep after some 20 µs instead of spinning for milliseconds.
 
     A spinning thread takes the core from the one that it waits for as soon as anything else runs on the machine: two
     engines on two busy cores give 110 tokens/s instead of 2. Read when torch is imported; a value from outside wins.
