@@ -60,10 +60,10 @@ def choose(logits: torch.Tensor, positions: torch.Tensor, rows: SamplingRows) ->
     probs = torch.softmax(logits.to(torch.float64) / scale, dim=1)
     point = uniform(rows.seeds, positions).unsqueeze(1)
     if rows.filtered:
+        # back in vocabulary order, so that a row draws the same token whether or not another row's filter sorts it
         ordered, order = probs.sort(dim=1, descending=True, stable=True)
-        drawn = order.gather(1, _invert(filter_sorted(ordered, rows), point)).squeeze(1)
-    else:
-        drawn = _invert(probs, point).squeeze(1)
+        probs = torch.zeros_like(probs).scatter_(1, order, filter_sorted(ordered, rows))
+    drawn = _invert(probs, point).squeeze(1)
     return torch.where(hot, drawn, best)
 
 
