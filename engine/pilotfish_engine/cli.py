@@ -1,13 +1,13 @@
 """`pilotfish-engine`: flags in, one sentence and exit code 2 for what cannot work, else the server's own exit code.
 
-Knows flags and nothing of what they do. Imports no torch.
+Knows flags and nothing of what they do. Serving imports no torch here.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from pilotfish_engine.config import MODEL, OPTIONS, EngineConfig, resolve
@@ -26,21 +26,35 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Ends the interpreter: 0 after a clean stop, 2 for what the caller must change, 1 for anything else."""
     try:
-        config = configured(sys.argv[1:] if arguments is None else arguments)
+        flags = parse(arguments)
+        if flags["command"] == "inspect":
+            _inspect(str(flags["model"]))
+        config = configured(flags)
     except UsageError as error:
         sys.exit(refuse(str(error)))
     sys.exit(serve(config))
 
 
-def configured(arguments: Sequence[str]) -> EngineConfig:
+def configured(flags: Mapping[str, str | None]) -> EngineConfig:
     """The configuration, with everything checked that can be without loading a model. Raises UsageError."""
-    flags = vars(_parser().parse_args(arguments))
     config = resolve(flags)
     registry.resolve(config.speculation.method, config.speculation.draft)
     for source in (config.model.source, config.speculation.draft):
         if source is not None and is_local(source):
             resolve_source(source)
     return config
+
+
+def _inspect(source: str) -> NoReturn:
+    from pilotfish_engine.inspection import describe  # imports torch
+
+    print(describe(source))
+    sys.exit(0)
+
+
+def parse(arguments: Sequence[str] | None) -> dict[str, str | None]:
+    """Flags by Option.key, and the command. Raises UsageError."""
+    return vars(_parser().parse_args(arguments))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -53,6 +67,8 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     serving.add_argument(MODEL.key, metavar=MODEL.metavar, nargs="?", help=f"{MODEL.help} [{MODEL.variable}]")
+    inspecting = commands.add_parser("inspect", help="say what a checkpoint is", allow_abbrev=False)
+    inspecting.add_argument(MODEL.key, metavar=MODEL.metavar, help=MODEL.help)
     for option in OPTIONS:
         text = f"{option.help} [{option.variable}]"
         if option.metavar == "BOOL":

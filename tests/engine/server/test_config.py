@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotfish_engine.cli import configured
+from pilotfish_engine.cli import configured, parse
 from pilotfish_engine.config import (
     MODEL,
     OPTIONS,
@@ -110,7 +110,7 @@ def test_the_configuration_reaches_the_model_process_whole() -> None:
 )
 def test_a_flag_that_cannot_work_is_refused_with_what_would(flags: list[str], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence) as caught:
-        configured(["serve", SMOLLM2, *flags])
+        configured(parse(["serve", SMOLLM2, *flags]))
     assert "\n" not in str(caught.value)
 
 
@@ -136,6 +136,16 @@ def test_the_command_says_one_sentence_and_exits_with_2(arguments: list[str], se
     assert ended.returncode == 2
     assert sentence in ended.stderr
     assert ended.stderr.count("\n") == 1
+
+
+def test_inspect_says_what_a_checkpoint_is() -> None:
+    ended = run("inspect", SMOLLM2)
+    assert ended.returncode == 0
+    for part in ("LlamaForCausalLM", "30 of hidden size 576", "8192 tokens", "134.5 million", "with a chat template"):
+        assert part in ended.stdout
+    assert re.search(r"memory, float32 +538 MB weights, 46.1 kB KV a token, 377 MB a whole context", ended.stdout)
+    refused = run("inspect", "/nowhere")
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
 
 
 def test_help_names_every_flag_and_variable() -> None:
