@@ -22,6 +22,7 @@ from pilotfish_operator.kube import Conflict, Forbidden, Invalid, Kube, NotFound
 from pilotfish_operator.objects import Object, Owner
 
 CONTESTED_WRITES, CONTESTED_WINDOW, PAUSE = 5, 60.0, 60.0
+SURELY_FORBIDDEN = 3  # an API server that has just started forbids what it will allow
 log = logging.getLogger(__name__)
 Problem = tuple[str, str]  # reason, sentence
 
@@ -40,6 +41,7 @@ class _Written:
     paused_until: float = 0.0
     problem: Problem | None = None
     other: str = "another writer"
+    forbidden: int = 0
 
 
 def projection(live: Any, shape: Any) -> Any:
@@ -114,10 +116,14 @@ class Applier:
         try:
             made = await self._kube.apply(kind, manifest)
         except (Forbidden, Invalid) as problem:
+            written.forbidden += isinstance(problem, Forbidden)
+            if isinstance(problem, Forbidden) and written.forbidden < SURELY_FORBIDDEN:
+                raise
             written.manifest, written.made, written.paused_until = digest, None, now + PAUSE
             written.problem = _refused(kind, key[1], problem)
             return written.problem
         self._cache.put(kind, made)
+        written.forbidden = 0
         written.manifest, written.made, written.problem = digest, projection(made, manifest), None
         if drifted:
             log.info("%s %s/%s had been changed by %s and was put right", kind.name, *key, written.other)

@@ -30,6 +30,7 @@ from pilotfish_operator.workqueue import WorkQueue
 
 SYNC_SECONDS, CRD_SECONDS = 30.0, 3.0
 STUCK_SECONDS = 120.0
+RECONNECT = (0.5, 1.0, 2.0, *([3.0] * 100))
 log = logging.getLogger(__name__)
 OnEvent = Callable[[Kind, dict[str, Any], bool], None]
 
@@ -79,6 +80,7 @@ class Watcher:
         settings = kopf.OperatorSettings()
         settings.posting.enabled = False
         settings.scanning.disabled = True  # needs rights over all CRDs and namespaces; lists look for ours
+        settings.networking.error_backoffs = RECONNECT
         settings.watching.connect_timeout = 10
         settings.watching.server_timeout = 300
         settings.watching.client_timeout = 330
@@ -268,9 +270,15 @@ def _set_up_logs(level: str) -> None:
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for handler in logging.getLogger().handlers:
         handler.addFilter(_in_one_line)
-    for noisy in ("kopf", "httpx", "httpcore"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)  # it misses signals, which are ours
+    quiet = {
+        "kopf": logging.WARNING,
+        "kopf._cogs.clients": logging.CRITICAL,  # each lost watch, each time; queue and lease say it once
+        "kopf._core.reactor.running": logging.ERROR,  # it misses signals, which are ours
+        "httpx": logging.WARNING,
+        "httpcore": logging.WARNING,
+    }
+    for name, least in quiet.items():
+        logging.getLogger(name).setLevel(least)
 
 
 def main() -> None:

@@ -1,0 +1,101 @@
+"""`pilotfish plan | explain | record | replay`: the operator's own functions, printed."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pilotfish_operator import cli
+from tests.operator.engines import report
+from tests.operator.live import MODEL, Kubelet, OperatorProcess, Space, eventually
+
+MANIFEST = {"apiVersion": "pilotfish.dev/v1alpha1", "kind": "SpeculativeModel", "metadata": {"name": "fish"}}
+
+
+def write(path: Path, spec: object) -> str:
+    path.write_text(yaml.safe_dump(MANIFEST | {"spec": spec}))
+    return str(path)
+
+
+def test_plan_prints_objects_and_the_bill(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = {"model": {"source": MODEL}, "engine": {"tensorParallelSize": 4}, "autoscaling": {"maxReplicas": 3}}
+    cli.main(["plan", "-f", write(tmp_path / "m.yaml", spec)])
+    text = capsys.readouterr().out
+    kinds = [document["kind"] for document in yaml.safe_load_all(text)]
+    assert kinds == ["ServiceAccount", "ConfigMap", "Service", "PodDisruptionBudget", "Deployment", "Secret"]
+    assert text.splitlines()[-1] == "# fish: 1 to 3 replicas of 4 x nvidia.com/gpu: 4 to 12 in all"
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ({"model": {}}, "fish: spec.model.source: Field required"),
+        ({"model": {"source": MODEL}, "engine": {"quantization": "FP8"}}, "quantization FP8 is not supported yet"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], spec: object, sentence: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["plan", "-f", write(tmp_path / "m.yaml", spec)])
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
+
+
+def recording(loads: list[float]) -> io.StringIO:
+    spec = {"model": {"source": MODEL}, "autoscaling": {"maxReplicas": 4, "targetConcurrency": 4, "stableWindow": "6s"}}
+    lines, total = [json.dumps({"model": MANIFEST | {"spec": spec}})], 0.0
+    for i, load in enumerate(loads):
+        total += load * 3
+        found = report(running=int(load), concurrency_seconds_total=total)
+        lines.append(json.dumps({"at": i * 3.0, "pods": {"a": found.model_dump(mode="json")}}))
+    return io.StringIO("\n".join(lines))
+
+
+def test_replay_shows_each_change_with_its_reasons() -> None:
+    lines = list(cli.replay(recording([1.0] * 10 + [12.0] * 10)))
+    assert any("2 replicas: concurrency 12.0" in line for line in lines)
+    assert any("rejected: " in line for line in lines)
+    assert lines == list(cli.replay(recording([1.0] * 10 + [12.0] * 10)))
+
+
+def test_replay_of_something_else_is_refused() -> None:
+    with pytest.raises(cli.CliError, match="line 1 is not part of a recording"):
+        list(cli.replay(io.StringIO("hello\n")))
+
+
+def test_explain_record_and_live_plan_on_a_cluster(
+    space: Space,
+    operator: Callable[..., OperatorProcess],
+    kubelet: Kubelet,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    operator()
+    space.apply("fish")
+    eventually(lambda: space.condition("fish", "SpeculationActive")[0] == "True", "serves")
+    monkeypatch.setenv("KUBECONFIG", str(space.cluster.kubeconfig))
+    cli.main(["explain", "fish", "-n", space.name, "--seconds", "2"])
+    text = capsys.readouterr().out
+    assert "1 running" in text or "0 running" in text
+    assert "rejected: " in text
+    cli.main(["record", "fish", "-n", space.name, "--seconds", "2"])
+    recorded = capsys.readouterr().out
+    assert list(cli.replay(io.StringIO(recorded)))
+    manifest = tmp_path / "live.yaml"
+    base = {"model": {"source": MODEL}, "resources": {"accelerator": "None"}}
+    for spec, verdict in (
+        (base, "pods are not restarted"),
+        (base | {"engine": {"pageSize": 4}}, "every pod is replaced"),
+    ):
+        body = MANIFEST | {"metadata": {"name": "fish", "namespace": space.name}, "spec": spec}
+        manifest.write_text(yaml.safe_dump(body))
+        cli.main(["plan", "--live", "-f", str(manifest)])
+        assert verdict in capsys.readouterr().out
