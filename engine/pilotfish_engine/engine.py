@@ -23,7 +23,7 @@ from pilotfish_engine.speculation import registry
 from pilotfish_engine.speculation.controller import Controller
 from pilotfish_engine.speculation.proposer import ProposerContext
 from pilotfish_engine.speculation.step import Step
-from pilotfish_engine.tokenizer import StopStrings
+from pilotfish_engine.tokenizer import StopStrings, Tokenizer
 from pilotfish_engine.tokenizer import load as load_tokenizer
 from pilotfish_engine.types import WorkerLimits
 from pilotfish_engine.worker.profile import measure
@@ -80,12 +80,13 @@ def assemble(config: EngineConfig) -> Parts:
     if method is None:
         envelope = envelope.model_copy(update={"num_steps": 0})
     profile = measure(step, capacity.max_running_requests, envelope, num_pages)
+    tokenizer = _tokenizer(path)
     limits = WorkerLimits(
         max_running_requests=capacity.max_running_requests,
         max_model_len=max_model_len,
         page_size=capacity.page_size,
         num_pages=num_pages,
-        eos_token_ids=frozenset(shape.eos_token_ids),
+        eos_token_ids=frozenset(shape.eos_token_ids) | (tokenizer.eos_token_ids if tokenizer is not None else set()),
     )
     controller = Controller(envelope, profile, max_batch=capacity.max_running_requests)
     worker = TargetWorker(
@@ -96,7 +97,8 @@ def assemble(config: EngineConfig) -> Parts:
         trees=method is not None and method.trees,
         profile=profile,
     )
-    return Parts(step, worker, capacity.chunk_size, _stop_text(path))
+    stop_text = None if tokenizer is None else lambda stops: StopStrings(tokenizer, stops)
+    return Parts(step, worker, capacity.chunk_size, stop_text)
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
@@ -138,10 +140,9 @@ def check_vocabulary(target: Path, shape: ModelShape, draft: Path) -> None:
         )
 
 
-def _stop_text(path: Path) -> StopTextFactory | None:
-    """None for a checkpoint without a tokenizer: it can be served tokens, not text."""
+def _tokenizer(path: Path) -> Tokenizer | None:
+    """None for a checkpoint without one: it can be served tokens, not text (the HTTP process refuses it by name)."""
     try:
-        tokenizer = load_tokenizer(path)
+        return load_tokenizer(path)
     except CheckpointError:
         return None
-    return lambda stops: StopStrings(tokenizer, stops)

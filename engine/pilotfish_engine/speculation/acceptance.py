@@ -78,9 +78,10 @@ class AcceptanceEstimate:
     def _share_of_first(self, depth: int, topk: int) -> float:
         """Of the successes at a depth, the part that the first candidate alone would have had."""
         chain = self._successes[depth] / self._trials[depth]
-        if topk == 1 or chain == 0:
+        if topk == 1 or chain == 0 or chain >= 1:
             return 1.0
-        return chain / (1 - math.pow(1 - chain, 1 + self._siblings * math.log(topk)))
+        # log1p and expm1: a chain that never succeeds fades towards 0, where 1 - chain is 1
+        return chain / -math.expm1((1 + self._siblings * math.log(topk)) * math.log1p(-chain))
 
     def _observe_siblings(self, topk: int, successes: int, trials: int) -> None:
         fade = math.pow(0.5, trials / _SIBLINGS_HALF_LIFE)

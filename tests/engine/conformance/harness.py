@@ -109,6 +109,7 @@ class Harness:
             assert answer.finish_reason is None, "an output came after the end"
             answer.token_ids += output.token_ids
             answer.last = output
+            assert output.error is None, output.error
         return outputs
 
     def drain(self, limit: int = 2000) -> None:

@@ -243,3 +243,11 @@ def test_every_step_is_within_the_envelope(data: st.DataObject) -> None:
                 assert chosen in candidates(envelope)
         lens = data.draw(st.lists(st.integers(1, chosen.num_steps + 1), min_size=batch, max_size=batch))
         subject.observe(chosen, batch * CONTEXT, lens, data.draw(st.sampled_from([None, 0.01, 5.0, 1e4])))
+
+
+def test_trees_that_never_succeed_are_counted_for_ever():
+    """The estimate fades towards zero without ever dividing by it."""
+    estimate = AcceptanceEstimate()
+    for _ in range(20_000):
+        estimate.observe(Settings(num_steps=4, topk=2, num_draft_tokens=10), [1] * 60)
+    assert estimate.acceptance.at_least(1) < 1e-3
