@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from pilotfish_engine.model.layers import DecoderLayer, RMSNorm
 from pilotfish_engine.model.linear import Linear
+from pilotfish_engine.model.memory import zeros
 from pilotfish_engine.model.shape import ModelShape
 from pilotfish_engine.worker.inputs import ForwardInputs, KVCache
 
@@ -42,7 +43,7 @@ class Decoder:
         """Zeros for pages 1 … num_pages and the scratch page 0, in the model's dtype."""
         slots = (num_pages + 1) * page_size
         size = (self.shape.num_layers, slots, self.shape.num_kv_heads, self.shape.head_dim)
-        k, v = (torch.zeros(size, dtype=self.dtype, device=self.device) for _ in range(2))
+        k, v = (zeros(size, self.dtype, self.device) for _ in range(2))
         return KVCache(k, v, page_size)
 
     @torch.inference_mode()

@@ -90,7 +90,7 @@ class GgufCheckpoint:
                 f"{self.path}: tensor {tensor.name} is of type {tensor.tensor_type.name}, which cannot be dequantised; "
                 "Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, F16, BF16 and F32 would work"
             ) from error
-        weight = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+        weight = torch.from_numpy(np.array(values, dtype=np.float32))
         if name.endswith("q_proj.weight"):
             return _halves_from_interleaved(weight, self.shape.num_heads)
         if name.endswith("k_proj.weight"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from pilotfish_engine.model.checkpoint import Checkpoint, check_tensors, open_ch
 from pilotfish_engine.model.decoder import Decoder
 from pilotfish_engine.model.layers import Attention, DecoderLayer, GatedMLP, RMSNorm
 from pilotfish_engine.model.linear import Linear
+from pilotfish_engine.model.memory import Arena
 from pilotfish_engine.model.rope import cos_sin_table
 from pilotfish_engine.model.shape import ModelShape
 
@@ -32,30 +34,36 @@ def load(
     shape = checkpoint.shape
     weights = _Weights(checkpoint, dtype, torch.device(device))
     cos_sin = cos_sin_table(shape.rope, shape.head_dim, max_positions or shape.max_position_embeddings).to(device)
-    embed = weights.read("model.embed_tokens.weight")
-    head = embed if shape.tie_word_embeddings else weights.read("lm_head.weight")
     layers = [_layer(weights, shape, f"model.layers.{index}.", cos_sin) for index in range(shape.num_layers)]
     norm = RMSNorm(weights.read("model.norm.weight"), shape.rms_norm_eps)
+    embed = weights.read("model.embed_tokens.weight")
+    head = embed if shape.tie_word_embeddings else weights.read("lm_head.weight")
     return Decoder(shape, embed, layers, norm, Linear(head))
 
 
 class _Weights:
+    """Reads tensors into one arena, which is in the order of use when they are read in it."""
+
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
         self.checkpoint = checkpoint
-        self.dtype = dtype
-        self.device = device
+        self.shapes = dict(checkpoint.shape.tensor_shapes())
+        self.arena = Arena([math.prod(shape) for shape in self.shapes.values()], dtype, device)
 
     def read(self, *names: str) -> Tensor:
         """The tensors of these names, stacked along their first axis."""
-        parts = [self.checkpoint.read(name).to(self.device, self.dtype) for name in names]
-        return torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
+        rows = [self.shapes[name][0] for name in names]
+        stacked = self.arena.take([sum(rows), *self.shapes[names[0]][1:]])
+        for name, part in zip(names, stacked.split(rows), strict=True):
+            part.copy_(self.checkpoint.read(name))
+        return stacked
 
 
 def _layer(weights: _Weights, shape: ModelShape, prefix: str, cos_sin: Tensor) -> DecoderLayer:
+    attention_norm = RMSNorm(weights.read(prefix + "input_layernorm.weight"), shape.rms_norm_eps)
     qkv = [f"{prefix}self_attn.{name}_proj" for name in "qkv"]
     qkv_bias = weights.read(*(f"{name}.bias" for name in qkv)) if shape.qkv_bias else None
     return DecoderLayer(
-        attention_norm=RMSNorm(weights.read(prefix + "input_layernorm.weight"), shape.rms_norm_eps),
+        attention_norm=attention_norm,
         attention=Attention(
             qkv=Linear(weights.read(*(f"{name}.weight" for name in qkv)), qkv_bias),
             out=Linear(weights.read(prefix + "self_attn.o_proj.weight")),

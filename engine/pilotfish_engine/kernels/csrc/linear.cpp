@@ -39,7 +39,7 @@ INLINE void block(const Product<T, Out>& p, const float* x, int64_t token, int64
         for (int n = 0; n < OUTPUTS; n++) {
             const T* at = weight + n * p.inputs + i;
             w[n] = load(at);
-            if (token == 0) __builtin_prefetch(at + OUTPUTS * p.inputs);
+            if (token == 0) __builtin_prefetch(at + OUTPUTS * p.inputs, 0, 2);
         }
         for (int r = 0; r < ROWS; r++) {
             f32x16 value = load(x + (token + r) * p.inputs + i);

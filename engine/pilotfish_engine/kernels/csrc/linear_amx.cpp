@@ -78,7 +78,7 @@ AMX void unit_of_one(const Product<bfloat16, Out>& p, const float* x, int64_t to
         _tile_dpbf16ps(1, 5, 6);
         if (token == 0)  // the next unit's weights follow these
             for (int64_t line = 0; line < OUTPUTS; line++)
-                __builtin_prefetch(weight + OUTPUTS * p.inputs + i * OUTPUTS + line * INPUTS);
+                __builtin_prefetch(weight + OUTPUTS * p.inputs + i * OUTPUTS + line * INPUTS, 0, 2);
     }
     _tile_stored(0, sums, 64);
     _tile_stored(1, sums + TILE, 64);
@@ -107,7 +107,7 @@ AMX void unit_of_two(const Product<bfloat16, Out>& p, const float* x, int64_t to
         _tile_dpbf16ps(3, 5, 7);
         if (token == 0)
             for (int64_t line = 0; line < OUTPUTS; line++)
-                __builtin_prefetch(weight + OUTPUTS * p.inputs + i * OUTPUTS + line * INPUTS);
+                __builtin_prefetch(weight + OUTPUTS * p.inputs + i * OUTPUTS + line * INPUTS, 0, 2);
     }
     _tile_stored(0, sums, 64);
     _tile_stored(1, sums + TILE, 64);

@@ -1,0 +1,47 @@
+"""Where weights and caches lie. On a CPU: in huge pages where the system gives them, since a pass that reads hundreds of
+megabytes once would otherwise wait for address translation (measured: a third of the time of the linear layers)."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Sequence
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+HUGE_PAGE = 2 << 20
+ALIGNMENT = 64  # bytes, a cache line
+
+
+def zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A zeroed tensor, in huge pages where it is on a CPU and fills one."""
+    num_bytes = math.prod(size) * dtype.itemsize
+    if device.type != "cpu" or num_bytes < HUGE_PAGE:
+        return torch.zeros(size, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError, AttributeError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)  # keeps the mapping alive
+    start = -whole.data_ptr() % HUGE_PAGE
+    return whole[start : start + num_bytes].view(dtype).view(*size)
+
+
+class Arena:
+    """Tensors of one dtype side by side in the order in which they are taken, each on a cache line of its own."""
+
+    def __init__(self, sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+        """sizes: the number of elements of every tensor that will be taken, in any order."""
+        self._line = ALIGNMENT // dtype.itemsize
+        self._memory = zeros([sum(self._lines(size) for size in sizes)], dtype, device)
+        self._taken = 0
+
+    def take(self, size: Sequence[int]) -> Tensor:
+        count = math.prod(size)
+        tensor = self._memory[self._taken : self._taken + count].view(*size)
+        self._taken += self._lines(count)
+        return tensor
+
+    def _lines(self, count: int) -> int:
+        return -(-count // self._line) * self._line
