@@ -105,8 +105,7 @@ class Controller:
         self._context_per_request = context_tokens / batch
         if self._choice is None or batch != self._decided_batch or self._steps_since >= DECIDE_EVERY:
             self._decide(batch, context_tokens)
-        nothing_known = self._estimate.accept_length is None  # then the first probe is on credit
-        if self._probe is None and self._next_probe and (self._credit_ms >= self._probe_price_ms or nothing_known):
+        if self._probe is None and self._next_probe and (self._credit_ms >= self._probe_price_ms or self._on_credit()):
             self._probe, self._next_probe, self._credit_ms = self._next_probe, None, self._probe_price_ms
             self._probe_steps = 0
             self._probes_begun += 1
@@ -130,6 +129,10 @@ class Controller:
             self._probe_steps += 1
             if self._credit_ms < 0 or self._probe_steps >= MAX_PROBE_STEPS:
                 self._probe, self._steps_since = None, DECIDE_EVERY
+
+    def _on_credit(self) -> bool:
+        """Whether the next probe may start before it is earned: the first speculative steps may, as nothing is known."""
+        return self._estimate.accept_length is None and self._next_probe is not None and self._next_probe.num_steps > 0
 
     def _decide(self, batch: int, context_tokens: int) -> None:
         before = self._settings

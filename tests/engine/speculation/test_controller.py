@@ -251,3 +251,12 @@ def test_trees_that_never_succeed_are_counted_for_ever():
     for _ in range(20_000):
         estimate.observe(Settings(num_steps=4, topk=2, num_draft_tokens=10), [1] * 60)
     assert estimate.acceptance.at_least(1) < 1e-3
+
+
+def test_what_is_chosen_before_anything_is_known_is_run_and_not_only_its_probes() -> None:
+    subject = controller()
+    taken = []
+    for _ in range(32):
+        taken.append(subject.choose(1, 100))
+        subject.observe(taken[-1], 100, [1 + (taken[-1].num_steps > 0)], plain_step_ms(H200, 1, 100))
+    assert sum(settings.num_steps > 0 for settings in taken) > 16
