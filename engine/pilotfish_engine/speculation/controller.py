@@ -131,7 +131,7 @@ class Controller:
                 self._probe, self._steps_since = None, DECIDE_EVERY
 
     def _on_credit(self) -> bool:
-        """Whether the next probe may start before it is earned: the first speculative steps may, as nothing is known."""
+        """Whether the next probe may start unearned: the first speculative steps may, as nothing is known."""
         return self._estimate.accept_length is None and self._next_probe is not None and self._next_probe.num_steps > 0
 
     def _decide(self, batch: int, context_tokens: int) -> None:

@@ -254,9 +254,10 @@ def test_trees_that_never_succeed_are_counted_for_ever():
 
 
 def test_what_is_chosen_before_anything_is_known_is_run_and_not_only_its_probes() -> None:
-    subject = controller()
+    flat = CostProfile(verify_ms=((1, 26.0), (8, 27.0), (64, 47.0)))  # the deepest chain is best: plain is all to probe
+    subject = controller(flat)
     taken = []
     for _ in range(32):
         taken.append(subject.choose(1, 100))
-        subject.observe(taken[-1], 100, [1 + (taken[-1].num_steps > 0)], plain_step_ms(H200, 1, 100))
+        subject.observe(taken[-1], 100, [1 + (taken[-1].num_steps > 0)], 26.0)
     assert sum(settings.num_steps > 0 for settings in taken) > 16
