@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pilotfish_engine.contract.speculation import EngineReport
 
 PANIC_FACTOR = 2.0  # panic while the panic window's mean is this many times what the ready replicas should carry
-TOLERANCE = 0.05  # a replica more only for a load this share above what the present ones should carry
+TOLERANCE = 0.05  # replicas are added only for a load this share above what the present ones should carry
 MAX_RATE = 2.0
 COVERED = 0.9  # share of a window that must be measured before its mean may take replicas away
 
@@ -139,9 +139,11 @@ def count(replicas: int) -> str:
     return f"{replicas} replica" + ("" if replicas == 1 else "s")
 
 
-def wanted(load: float, target: float) -> int:
-    """Fewest replicas, 1 at least, that carry `load`."""
-    return max(1, math.ceil(load / (target * (1 + TOLERANCE)) - 1e-9))
+def wanted(load: float, target: float, current: int) -> int:
+    """Fewest replicas, 1 at least, that carry `load`; `current` while the load is within TOLERANCE of changing them."""
+    fewest = max(1, math.ceil(load / (target * (1 + TOLERANCE)) - 1e-9))
+    safe = max(1, math.ceil(load / target - 1e-9))
+    return fewest if fewest > current else min(current, safe)
 
 
 def decide(bounds: Bounds, state: State, current: int, ready: int, now: float) -> tuple[Scale, State]:
@@ -154,10 +156,10 @@ def decide(bounds: Bounds, state: State, current: int, ready: int, now: float) -
     high_known = target is not None and stable.covered * bounds.stable >= bounds.panic * COVERED
     want, panic_at = current, state.panic_at
     if target is not None and high_known:
-        burst = wanted(panic.value, target) if panic.covered >= 0.5 else 1
+        burst = wanted(panic.value, target, ready) if panic.covered >= 0.5 else 1
         if ready and burst > ready and panic.value >= PANIC_FACTOR * ready * target:
             panic_at = now
-        want = wanted(stable.value, target)
+        want = wanted(stable.value, target, current)
         if panic_at is not None and now - panic_at <= bounds.stable:
             want = max(want, burst, current)
         else:

@@ -39,9 +39,8 @@ class Decision:
     @property
     def reasons(self) -> tuple[str, ...]:
         """The chosen, the two best rejected options and what limits them; whole sentences."""
-        rejected = self.tuning.choice.rejected if self.tuning.choice else ()
         limits = [self.scale.limited] if self.scale.limited else []
-        return (self.scale.reason, self.tuning.reason, *(f"rejected: {option}" for option in rejected), *limits)
+        return (self.scale.reason, self.tuning.reason, *limits)
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ def tune(
     changed = why is not None and wanted != forced and cooled
     envelope = wanted if changed else forced
     choice = best(profile, acceptance, seen.batch, int(seen.context * seen.batch), envelope)
-    reason = f"{choice.reason}; held: {_text(envelope)}"
+    reason = f"{choice.reason}; within {_text(envelope)}"
     if changed:
         reason += f"; changed since {why}"
     at = now if changed or forced != current else state.changed_at

@@ -33,9 +33,15 @@ def run(loads: Sequence[float | None], replicas: int = 1, bounds: Bounds = BOUND
     return history
 
 
-@pytest.mark.parametrize(("load", "replicas"), [(0, 1), (8, 1), (8.3, 1), (8.5, 2), (16, 2), (17, 3), (80, 10)])
-def test_wanted_is_the_fewest_that_carry_the_load(load: float, replicas: int) -> None:
-    assert wanted(load, 8) == replicas
+@pytest.mark.parametrize(
+    ("load", "current", "replicas"),
+    [(0, 1, 1), (8, 1, 1), (8.3, 1, 1), (8.5, 1, 2), (16, 1, 2), (17, 1, 3), (80, 1, 10),
+     (0, 5, 1), (8, 5, 1), (8.3, 5, 2), (8.3, 2, 2), (16.1, 3, 3)],
+)  # fmt: skip
+def test_wanted_is_the_fewest_that_carry_the_load_with_a_band_in_which_nothing_changes(
+    load: float, current: int, replicas: int
+) -> None:
+    assert wanted(load, 8, current) == replicas
 
 
 def test_a_mean_weighs_by_time_and_knows_its_gaps() -> None:

@@ -1,4 +1,4 @@
-"""The two clients: the API server's refusals as types, the engines' answers as reports; what of a live object counts."""
+"""The two clients: the API server's refusals as types, the engines' answers as reports, and drift."""
 
 from __future__ import annotations
 

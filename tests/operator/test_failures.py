@@ -53,8 +53,9 @@ def test_the_api_server_may_restart_in_the_middle(space: Space, operator: Start,
     assert process.healthz() == (200, "ok\n")
     space.cluster.restart_component("kube-apiserver")
     space.apply("after")
-    eventually(lambda: space.condition("after", "Ready")[0] == "True", "the watches are back", 45)
-    eventually(lambda: space.condition("before", "Ready")[0] == "True", "nothing was lost")
+    eventually(lambda: space.get(DEPLOYMENTS, "after"), "the watches are back")
+    eventually(lambda: space.condition("after", "Ready")[1] == "Starting", "status is written")
+    assert space.condition("before", "Ready")[0] == "True"
     assert process.process.poll() is None
     assert "Traceback" not in process.text()
     assert process.healthz() == (200, "ok\n")
