@@ -187,15 +187,13 @@ def _metrics(observed: Observed) -> Fact:
     serving = [pod for pod in observed.pods if pod.serves]
     if not serving:
         return "Unknown", "NoPods", "no pod serves yet"
-    unread = [
-        f"{pod.name}: {observed.unread.get(pod.uid, 'not read yet')}"
-        for pod in serving
-        if pod.uid not in observed.reports
-    ]
+    unread = [f"{pod.name}: {observed.unread[pod.uid]}" for pod in serving if pod.uid in observed.unread]
+    if not unread and not observed.reports:
+        return "Unknown", "NotRead", "no pod has been read yet"
     if unread:
         text = f"{len(unread)} of {len(serving)} pods cannot be read, so nothing scales in: "
         return "False", "ScrapeFailed", text + "; ".join(unread[:3])
-    return "True", "AllRead", f"{len(serving)} of {len(serving)} pods read"
+    return "True", "AllRead", f"{len(observed.reports)} of {len(serving)} pods read"
 
 
 def _draft(spec: Spec, observed: Observed, plan: Plan) -> Fact:
@@ -273,13 +271,15 @@ def _speculation(spec: Spec, observed: Observed, plan: Plan) -> SpeculationStatu
         pods_in_step=f"{len(in_step(reports, envelope))}/{observed.ready_any}",
     )
     length = seen.accept_length if seen else None
+    active = any(report.effective.active for report in reports.values())
+    gain = tuning.choice.speedup if tuning.choice and active else None if active else 1.0
     return SpeculationStatus(
-        active=any(report.effective.active for report in reports.values()),
+        active=active,
         method=method,
         desired=desired,
         effective=effective,
         accept_length=None if length is None else round(length, 2),
-        speedup=round(tuning.choice.speedup, 2) if tuning.choice else None,
+        speedup=None if gain is None else round(gain, 2),
         crossover=tuning.crossover,
         reason=tuning.reason,
     )

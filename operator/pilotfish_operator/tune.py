@@ -25,6 +25,9 @@ from pilotfish_engine.contract.speculation import CostProfile, EngineReport, Env
 MARGIN = 0.05  # a new envelope must promise this much more than the present one
 UNSAFE = 0.25  # a threshold this far from the computed one is replaced
 COOL_DOWN = 15.0  # seconds between changes
+ENOUGH_STEPS = 200  # speculative steps of a request, before what they accepted is a measurement
+HOPE = Acceptance.from_length(2.0)  # a threshold must not shut out a draft as good as this: above it nothing is learnt
+NARROWEST = Settings(num_steps=1, topk=1, num_draft_tokens=2)
 UTILISATION = 0.7  # of a replica's places, without an SLO to compute from
 
 
@@ -32,7 +35,8 @@ UTILISATION = 0.7  # of a replica's places, without an SLO to compute from
 class Traffic:
     """What one replica carries and costs, from all reports of a model.
 
-    batch: running requests to expect; context: KV rows of one of them. acceptance None: no speculative step measured.
+    batch: running requests to expect; context: KV rows of one of them. acceptance: over `steps` speculative steps of
+    one request each; None before the first.
     """
 
     batch: int
@@ -41,6 +45,7 @@ class Traffic:
     profile: CostProfile | None
     acceptance: Acceptance | None
     accept_length: float | None
+    steps: int
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ def traffic(reports: Sequence[EngineReport], concurrency: float | None) -> Traff
     each = (sum(r.running + r.waiting for r in reports) if concurrency is None else concurrency) / len(reports)
     most = min(report.max_running_requests for report in reports)
     context = sum(report.context_tokens for report in reports) / running if running else 0.0
-    profile = next((report.profile for report in reports if report.profile and report.profile.verify_ms), None)
+    profile = next((_plausible(r.profile) for r in reports if r.profile and r.profile.verify_ms), None)
     weights = [
         (report, report.counters.steps) for report in reports if report.accept_length is not None and report.accept
     ]
@@ -86,7 +91,13 @@ def traffic(reports: Sequence[EngineReport], concurrency: float | None) -> Traff
             tuple(sum(curve.at_least(d) * w for curve, w in curves) / steps for d in range(1, depth + 1))
         )
         accept_length = sum((report.accept_length or 0.0) * weight for report, weight in weights) / steps
-    return Traffic(max(1, min(most, math.ceil(each - 0.25))), context, most, profile, acceptance, accept_length)
+    batch = max(1, min(most, math.ceil(each - 0.25)))
+    return Traffic(batch, context, most, profile, acceptance, accept_length, steps)
+
+
+def _plausible(profile: CostProfile) -> CostProfile:
+    """A speculative step contains all that a plain one does: what says otherwise is noise of the measurement."""
+    return profile.model_copy(update={"overhead_ms": max(profile.overhead_ms, profile.plain_overhead_ms)})
 
 
 def target_concurrency(asked: int | str, slo: float | None, bounds: Envelope, seen: Traffic | None) -> float | None:
@@ -127,16 +138,19 @@ def tune(
     profile, acceptance = seen.profile, seen.acceptance
     free = bounds.model_copy(update={"disable_threshold": "Auto"})
     crossover = disable_threshold(profile, acceptance, seen.context, free, seen.max_batch)
-    wanted = _wanted(profile, acceptance, seen, bounds, free, forced, crossover)
-    why = _improvement(profile, acceptance, seen, forced, wanted)
+    envelope, why = forced, None
     cooled = state.changed_at is None or now - state.changed_at >= COOL_DOWN
-    changed = why is not None and wanted != forced and cooled
-    envelope = wanted if changed else forced
+    if seen.steps >= ENOUGH_STEPS and cooled:
+        wanted = _wanted(profile, acceptance, seen, bounds, free)
+        why = _improvement(profile, acceptance, seen, forced, wanted)
+        envelope = wanted if why else forced
     choice = best(profile, acceptance, seen.batch, int(seen.context * seen.batch), envelope)
     reason = f"{choice.reason}; within {_text(envelope)}"
-    if changed:
+    if why:
         reason += f"; changed since {why}"
-    at = now if changed or forced != current else state.changed_at
+    elif seen.steps < ENOUGH_STEPS:
+        reason += f"; kept until {ENOUGH_STEPS} speculative steps are measured"
+    at = now if envelope != current else state.changed_at
     return Tuning(envelope, True, crossover, choice, reason), State(envelope, at)
 
 
@@ -146,47 +160,40 @@ def _choice(seen: Traffic | None, envelope: Envelope) -> Choice | None:
     return best(seen.profile, seen.acceptance, seen.batch, int(seen.context * seen.batch), envelope)
 
 
-def _wanted(
-    profile: CostProfile,
-    acceptance: Acceptance,
-    seen: Traffic,
-    bounds: Envelope,
-    free: Envelope,
-    current: Envelope,
-    crossover: int | None,
-) -> Envelope:
-    """The tightest envelope that holds the best settings of the expected load and of half of it."""
-    choices = [
-        best(profile, acceptance, b, int(seen.context * b), free).settings
-        for b in (seen.batch, math.ceil(seen.batch / 2))
-    ]
-    speculative = [settings for settings in choices if settings.num_steps > 0]
-    result = current
-    if speculative:
-        steps = max(settings.num_steps for settings in speculative)
-        result = result.model_copy(
-            update={
-                "num_steps": steps,
-                "topk": max(settings.topk for settings in speculative),
-                "num_draft_tokens": max(steps + 1, *(settings.num_draft_tokens for settings in speculative)),
-            }
-        )
+def _wanted(profile: CostProfile, acceptance: Acceptance, seen: Traffic, bounds: Envelope, free: Envelope) -> Envelope:
+    """The tightest envelope that holds the best settings of the expected load and of half of it.
+
+    Where plain decoding is best, that is the narrowest that still learns. A computed threshold is one above which not
+    even a decent draft would pay: a threshold is where engines stop measuring what they accept.
+    """
+    loads = (seen.batch, math.ceil(seen.batch / 2))
+    choices = [best(profile, acceptance, load, int(seen.context * load), free).settings for load in loads]
+    speculative = [settings for settings in choices if settings.num_steps > 0] or [NARROWEST]
+    steps = max(settings.num_steps for settings in speculative)
     threshold = bounds.disable_threshold
     if threshold == "Auto":
-        threshold = "Auto" if crossover is None else crossover
-    return result.model_copy(update={"disable_threshold": threshold})
+        depth = max(len(acceptance.accept), len(HOPE.accept))
+        hopeful = Acceptance(tuple(max(acceptance.at_least(d), HOPE.at_least(d)) for d in range(1, depth + 1)))
+        threshold = disable_threshold(profile, hopeful, seen.context, free, seen.max_batch) or "Auto"
+    return Envelope(
+        num_steps=steps,
+        topk=max(settings.topk for settings in speculative),
+        num_draft_tokens=max(steps + 1, *(settings.num_draft_tokens for settings in speculative)),
+        disable_threshold=threshold,
+        tuning="Adaptive",
+    )
 
 
 def _improvement(
     profile: CostProfile, acceptance: Acceptance, seen: Traffic, current: Envelope, wanted: Envelope
 ) -> str | None:
     """What the wanted envelope has over the current one, None when that is not worth a change."""
-    old, new = current.disable_threshold, wanted.disable_threshold
-    if old == "Auto" or new == "Auto":
-        if old != new:
-            return f"disable_threshold {new} is now measured, in place of {old}"
-    elif abs(old - new) > max(1.0, UNSAFE * min(old, new)):
-        return f"disable_threshold {new} is measured, in place of {old}"
+    old, new = (
+        seen.max_batch + 1 if envelope.disable_threshold == "Auto" else envelope.disable_threshold
+        for envelope in (current, wanted)
+    )
+    if abs(old - new) > max(1.0, UNSAFE * min(old, new)):
+        return f"disable_threshold {wanted.disable_threshold} is measured, in place of {current.disable_threshold}"
     context = int(seen.context * seen.batch)
     rates = []
     for envelope in (current, wanted):

@@ -31,7 +31,7 @@ def report(**changes: Any) -> EngineReport:
         "accept_length": 2.0,
         "accept": (0.6, 0.3, 0.1),
         "counters": {
-            "steps": 100,
+            "steps": 400,
             "plain_steps": 0,
             "drafted_tokens": 300,
             "accepted_tokens": 100,

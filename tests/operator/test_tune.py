@@ -9,15 +9,17 @@ from hypothesis import strategies as st
 
 from pilotfish_engine.contract.goodput import Acceptance
 from pilotfish_engine.contract.speculation import CostProfile, Envelope
-from pilotfish_operator.tune import COOL_DOWN, State, Traffic, in_step, target_concurrency, traffic, tune
+from pilotfish_operator.tune import COOL_DOWN, ENOUGH_STEPS, State, Traffic, in_step, target_concurrency, traffic, tune
 from tests.operator.engines import PROFILE, report
 
 BOUNDS = Envelope(num_steps=5, topk=1, num_draft_tokens=6)
 GOOD, POOR = Acceptance((0.8, 0.65, 0.5)), Acceptance((0.2, 0.03))
 
 
-def seen(batch: int, acceptance: Acceptance | None = GOOD, profile: CostProfile | None = PROFILE) -> Traffic:
-    return Traffic(batch, 100.0, 64, profile, acceptance, 2.0)
+def seen(
+    batch: int, acceptance: Acceptance | None = GOOD, profile: CostProfile | None = PROFILE, steps: int = ENOUGH_STEPS
+) -> Traffic:
+    return Traffic(batch, 100.0, 64, profile, acceptance, 2.0, steps)
 
 
 def test_deep_drafts_at_low_load_shallow_ones_at_high_load() -> None:
@@ -31,9 +33,29 @@ def test_deep_drafts_at_low_load_shallow_ones_at_high_load() -> None:
 def test_the_threshold_is_computed_and_a_given_one_is_kept() -> None:
     auto, _ = tune(BOUNDS, seen(1, POOR), [], State(), 0)
     assert isinstance(auto.envelope.disable_threshold, int)
-    assert auto.envelope.disable_threshold == auto.crossover
+    assert auto.crossover is not None
+    assert auto.crossover < auto.envelope.disable_threshold < 64  # a better draft is not shut out
     given_one, _ = tune(BOUNDS.model_copy(update={"disable_threshold": 7}), seen(1, POOR), [], State(), 0)
     assert given_one.envelope.disable_threshold == 7
+
+
+def test_few_steps_are_no_measurement() -> None:
+    tuning, _ = tune(BOUNDS, seen(40, POOR, steps=ENOUGH_STEPS - 1), [], State(), 0)
+    assert tuning.envelope == BOUNDS
+    assert "kept until 200 speculative steps are measured" in tuning.reason
+
+
+def test_where_plain_is_best_the_narrowest_envelope_is_held() -> None:
+    tuning, _ = tune(BOUNDS, seen(40, Acceptance((0.01,))), [], State(), 0)
+    assert (tuning.envelope.num_steps, tuning.envelope.topk, tuning.envelope.num_draft_tokens) == (1, 1, 2)
+
+
+def test_a_profile_in_which_a_speculative_step_has_less_overhead_than_a_plain_one_is_not_believed() -> None:
+    noisy = PROFILE.model_copy(update={"overhead_ms": 0.0, "plain_overhead_ms": 14.0})
+    found = traffic([report(profile=noisy.model_dump())], None)
+    assert found is not None
+    assert found.profile is not None
+    assert found.profile.overhead_ms == 14.0
 
 
 def test_fixed_is_the_spec_whatever_the_load() -> None:
