@@ -16,19 +16,19 @@ import openai
 
 from demo import screen
 
-# Answers that repeat themselves (code), where n-gram speculation pays, and some that do not (talk).
+# Talk: its next words are seldom copied from the text so far, so guessing them costs a busy server more than it saves.
 PROMPTS = (
-    "Write a Python function that returns the sum of a list.",
-    "Write a Python class for a stack with push, pop and peek.",
     "Explain in three sentences why the sea is salty.",
-    "Write a JSON list of five fruits with their colours.",
     "Tell a short story about a small fish and a large shark.",
-    "Write a Python function that reverses each word of a sentence.",
+    "What should one know before a first dive?",
+    "Describe a harbour in the early morning.",
+    "Give advice to somebody who is afraid of deep water.",
+    "Why do birds follow fishing boats?",
 )
 ANSWER_TOKENS = 96
 
 
-def ask(url: str, model: str, question: str, max_tokens: int = 80) -> str:
+def ask(url: str, model: str, question: str, max_tokens: int = 160) -> str:
     """Streams the answer to the screen and returns it."""
     client = openai.OpenAI(base_url=url, api_key="not-needed", max_retries=0, timeout=60)
     started, first, text = time.monotonic(), 0.0, ""
@@ -87,7 +87,7 @@ class Load:
             client = self._client.with_options(base_url=urls[number % len(urls)])
             try:
                 await client.chat.completions.create(
-                    model=self.model, max_tokens=ANSWER_TOKENS, temperature=0,
+                    model=self.model, max_tokens=ANSWER_TOKENS, temperature=0.8,
                     messages=[{"role": "user", "content": PROMPTS[number % len(PROMPTS)]}],
                 )  # fmt: skip
                 self.done += 1

@@ -1,6 +1,6 @@
 """What the demo shows: steps with the time they began, commands as a person would type them, one live line of progress.
 
-Knows nothing about Kubernetes. Without a terminal the live line becomes a line for every change.
+Knows nothing about Kubernetes. Without a terminal the live line becomes a line now and then.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 _started = time.monotonic()
 _live_width = 0
-_last_live = ""
+_last_live = ("", 0.0)
+QUIET_SECONDS = 10.0  # between two lines of progress in which nothing turned, where there is no terminal
 
 
 def elapsed() -> float:
@@ -39,15 +40,16 @@ def note(text: str) -> None:
     say(f"[{elapsed():5.1f}s]   {text}")
 
 
-def live(text: str) -> None:
-    """Progress: overwrites itself on a terminal."""
+def live(turning: str, moving: str) -> None:
+    """Progress on a line that overwrites itself. `moving` changes all the time, `turning` when something happened."""
     global _live_width, _last_live
+    text = f"[{elapsed():5.1f}s]   {turning} · {moving}"
     if sys.stdout.isatty():
         print("\r" + text.ljust(_live_width), end="", flush=True)
         _live_width = len(text)
-    elif text != _last_live:
-        print(f"[{elapsed():5.1f}s]   {text}", flush=True)
-    _last_live = text
+    elif turning != _last_live[0] or elapsed() - _last_live[1] > QUIET_SECONDS:
+        print(text, flush=True)
+        _last_live = (turning, elapsed())
 
 
 def piece(text: str) -> None:

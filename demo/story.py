@@ -18,9 +18,13 @@ from demo.world import DemoError, World
 CHART, EXAMPLE = "charts/pilotfish", "examples/smollm2.yaml"
 MODEL = "smollm2"
 RELEASE, NAMESPACE = "pilotfish", "pilotfish-system"
-USERS = 12
+USERS = 24
 PERIOD = 1.0
-QUESTION = "Why would a small fish swim ahead of a shark? Answer in two sentences."
+# Most of the answer stands in the question, which is where drafts copied from the text pay most.
+QUESTION = """Correct the spelling mistakes in this text and repeat it:
+
+A pilot fish is a small striped fish that swims beside sharks. It eats the parasites on the skin of the shark, and the \
+shark leaves it alone. Sailors once beleived that the pilot fish leads the shark to its food, and so it got its name."""
 
 
 def install(world: World) -> None:
@@ -53,11 +57,12 @@ def question(world: World) -> None:
     screen.say(f"> {QUESTION}")
     if not chat.ask(world.url(pod), MODEL, QUESTION).strip():
         raise DemoError("the answer was empty")
+    asyncio.run(wait(world, lambda model: "acceptLength" in _speculation(model), 30, "a measured acceptance"))
+    world.show("kubectl", "get", "speculativemodels")
 
 
 def load(world: World) -> None:
     screen.step(f"Load it: {USERS} users at once, until it scales and its settings change")
-    world.show("kubectl", "get", "speculativemodels")
     asyncio.run(_load(world))
 
 
@@ -69,10 +74,9 @@ async def _load(world: World) -> None:
         def scaled(model: Any) -> bool:
             urls[:] = [world.url(pod) for pod in world.pods(MODEL)]
             status, now = model.get("status", {}), _settings(model)
-            screen.live(
-                f"{load.done} answers · concurrency {status.get('load', {}).get('concurrency', 0)} · "
-                f"{status.get('readyReplicas', 0)} of {status.get('replicas', 0)} replicas serve · {_words(now)}"
-            )
+            replicas = f"{status.get('readyReplicas', 0)} of {status.get('replicas', 0)} replicas serve"
+            concurrency = status.get("load", {}).get("concurrency", 0)
+            screen.live(f"{replicas} · {_words(now)}", f"concurrency {concurrency} · {load.done} answers")
             if load.failed > 3 * USERS:
                 raise DemoError(f"{load.failed} requests failed; the last one: {load.last_error}")
             return status.get("readyReplicas") == 2 and now != before
@@ -80,7 +84,7 @@ async def _load(world: World) -> None:
         await wait(world, scaled, 180, "2 replicas and changed settings")
         screen.note(f"before: {_words(before)}")
         screen.note(f"now:    {_words(_settings(world.get('speculativemodel', MODEL)))}")
-        world.show("kubectl", "get", "speculativemodels", "-o", "wide")
+        world.show("kubectl", "get", "speculativemodels")
         answers = load.done
     if not answers:
         raise DemoError(f"no request of the load was answered: {load.last_error}")
@@ -135,7 +139,11 @@ def holds(model: Any, condition: str) -> bool:
 
 def _settings(model: Any) -> dict[str, Any]:
     """What the operator set for speculation."""
-    return dict(model.get("status", {}).get("speculation", {}).get("desired", {}))
+    return dict(_speculation(model).get("desired", {}))
+
+
+def _speculation(model: Any) -> dict[str, Any]:
+    return dict(model.get("status", {}).get("speculation", {}))
 
 
 def _words(settings: dict[str, Any]) -> str:

@@ -16,7 +16,8 @@ import yaml
 
 from demo import chat, story
 from demo.world import DemoError, LocalWorld
-from sandbox.processes import Process, identify
+from sandbox.node import runtime
+from sandbox.processes import Process
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = yaml.safe_load((ROOT / "examples/smollm2.yaml").read_text())
@@ -66,18 +67,12 @@ class Service:
         target = ("speculativemodel", name or self.model)
         self.world.run("kubectl", "patch", *target, "--type=merge", "-p", json.dumps(patch), show=False)
 
-    def processes(self, pod: Any) -> list[Process]:
-        """The pod's own processes, the oldest first: found by its address on their command line or in their parents."""
-        address = str(pod["status"]["podIP"])
-        found = []
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                words = path.read_bytes().decode().split("\0")
-            except OSError:
-                continue
-            if any(address in word for word in words) and (process := identify(int(path.parent.name))):
-                found.append(process)
-        return sorted(found, key=lambda process: process.start)
+    def process(self, pod: Any) -> Process:
+        """The program that the pod's only container runs."""
+        [container] = (self.world.cluster.state / "pods" / pod["metadata"]["uid"] / "containers").iterdir()
+        process = runtime.main_process(runtime.runs(container)[-1])
+        assert process is not None, f"{pod['metadata']['name']} runs nothing"
+        return process
 
 
 @pytest.fixture(scope="session")

@@ -37,7 +37,7 @@ def test_an_answer(service: Service) -> None:
 
 async def test_it_scales_and_tunes_by_load(service: Service) -> None:
     before = service.status()["speculation"]["desired"]
-    async with service.load(users=12) as load:
+    async with service.load(users=24) as load:
         await service.until("two replicas serve", lambda: service.status().get("readyReplicas") == 2)
         await service.until("settings changed", lambda: service.status()["speculation"]["desired"] != before)
         await service.until(
@@ -48,7 +48,7 @@ async def test_it_scales_and_tunes_by_load(service: Service) -> None:
         assert load.done > 0
     status = service.status()
     assert status["speculation"]["reason"]
-    assert status["load"]["concurrency"] > 4
+    assert status["load"]["concurrency"] > 12
     await service.until("one replica again", lambda: service.status().get("replicas") == 1, seconds=60)
 
 
@@ -64,7 +64,7 @@ async def test_a_killed_engine_comes_back(service: Service, one_replica: Any) ->
     name = one_replica["metadata"]["name"]
     async with service.load(users=2) as load:
         await service.until("answers", lambda: load.done > 0)
-        engine = service.processes(one_replica)[0]
+        engine = service.process(one_replica)
         assert processes.send(engine, signal.SIGKILL)
         await service.until("status says so", lambda: "137" in service.condition("Degraded")[1], seconds=30)
         assert service.condition("Ready")[0] == "False"
@@ -82,7 +82,7 @@ async def test_a_killed_operator_comes_back(service: Service, one_replica: Any) 
     [operator] = service.world.get("pods", "-n", story.NAMESPACE, "-l", label)["items"]
     async with service.load(users=2) as load:
         await service.until("answers", lambda: load.done > 0)
-        assert processes.send(service.processes(operator)[0], signal.SIGKILL)
+        assert processes.send(service.process(operator), signal.SIGKILL)
         service.patch({"spec": {"speculation": {"disableThreshold": 3}}})
         await service.until("the change is carried out", lambda: follows(service, 3))
         assert load.failed == 0, f"the engine noticed: {load.last_error}"
