@@ -87,8 +87,11 @@ async def _serve(
     api_key: str | None,
     admin_token: str | None,
 ) -> int:
-    service = Service(config, Link(f"ipc://{folder}/core"), admin_token)
-    core = _start_core(config, [*core_command, f"ipc://{folder}/core", str(os.getpid())])
+    # By descriptor, which the model process inherits: a socket's path has 107 characters at most, the folder's may more.
+    door = os.open(folder, os.O_PATH)
+    endpoint = f"ipc:///proc/self/fd/{door}/core"
+    service = Service(config, Link(endpoint), admin_token)
+    core = _start_core(config, [*core_command, endpoint, str(os.getpid())], door)
     http = _Http(
         uvicorn.Config(
             app.create(service, api_key),
@@ -217,9 +220,11 @@ def _on_thread(work: Callable[[], T]) -> asyncio.Future[T]:
     return future
 
 
-def _start_core(config: EngineConfig, command: Sequence[str]) -> subprocess.Popen[bytes]:
-    """In a session of its own: a terminal's Ctrl-C, or a signal to the whole group, must not cut the draining short."""
-    core = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+def _start_core(config: EngineConfig, command: Sequence[str], door: int) -> subprocess.Popen[bytes]:
+    """In a session of its own: a terminal's Ctrl-C, or a signal to the whole group, must not cut the draining short.
+
+    `door`: the descriptor that the endpoint's path names."""
+    core = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, pass_fds=[door])
     assert core.stdin is not None
     with contextlib.suppress(BrokenPipeError), core.stdin:  # when it has died already, `outlive` says so
         core.stdin.write(CONFIG.dump_json(config))
