@@ -97,10 +97,6 @@ class Cache:
                 changed |= {owner} if owner else set()
         return changed
 
-    def forget_missed(self) -> None:
-        """The watches start anew: what lists showed before says nothing about them."""
-        self._missed.clear()
-
     def stale_watches(self, now: float) -> set[str]:
         """Kinds whose watch has not delivered, for PATIENCE seconds, what a list showed."""
         return {kind.plural for (kind, _), (_, since) in self._missed.items() if now - since > PATIENCE}

@@ -36,7 +36,7 @@ OnEvent = Callable[[Kind, dict[str, Any], bool], None]
 
 
 class Watcher:
-    """kopf in its thread, started again whenever it ends by itself."""
+    """kopf in its thread. It may end by itself, when the API server or a kind has gone: `running` tells."""
 
     def __init__(self, settings: Config, on_event: OnEvent) -> None:
         self._config, self._on_event = settings, on_event
@@ -63,14 +63,10 @@ class Watcher:
             await asyncio.to_thread(self._thread.join, 15)
 
     def _run(self) -> None:
-        delay = 0.5
-        while not self._ending.is_set():
-            try:
-                asyncio.run(self._watch())
-            except Exception as problem:
-                log.warning("the watches ended, again in %.1fs: %s", delay, problem)
-            self._ending.wait(delay)
-            delay = min(15.0, delay * 2)
+        try:
+            asyncio.run(self._watch())
+        except Exception as problem:
+            log.warning("the watches ended: %s", problem)
 
     async def _watch(self) -> None:
         flag = asyncio.Event()
@@ -185,8 +181,13 @@ class Operator:
             await asyncio.sleep(CRD_SECONDS)
 
     async def _keep_in_sync(self) -> None:
+        """List every SYNC_SECONDS, and before the watches start anew whenever they ended."""
         while True:
-            await asyncio.sleep(CRD_SECONDS if self._crd_missing_since is not None else SYNC_SECONDS)
+            missing = self._crd_missing_since is not None
+            end = self._loop.time() + (CRD_SECONDS if missing else SYNC_SECONDS)
+            await asyncio.sleep(1)
+            while self._loop.time() < end and (missing or self._watcher.running):
+                await asyncio.sleep(0.5)
             await self._list()
 
     async def _list(self) -> bool:
@@ -208,11 +209,13 @@ class Operator:
         if self._crd_missing_since is not None:
             log.info("the CRD %s.%s is there now", MODELS.plural, GROUP)
             self._crd_missing_since = None
-        if not self._watcher.running:
-            self._cache.forget_missed()
-            self._watcher.start()
         suspects = self._cache.stale_watches(self._loop.time())
         self._stale, self._suspects = suspects & self._suspects, suspects
+        if suspects and self._watcher.running:
+            log.warning("nothing comes from the watches of %s: all start anew", ", ".join(sorted(suspects)))
+            await self._watcher.stop()
+        if not self._watcher.running:
+            self._watcher.start()
         self.metrics.models.set(len(self._cache.models()))
         for key in changed:
             self._queue.add(key)
