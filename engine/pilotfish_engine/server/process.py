@@ -87,7 +87,7 @@ async def _serve(
     api_key: str | None,
     admin_token: str | None,
 ) -> int:
-    # By descriptor, which the model process inherits: a socket's path has 107 characters at most, the folder's may more.
+    # By descriptor, which the model process inherits: a socket's path has 107 characters at most.
     door = os.open(folder, os.O_PATH)
     endpoint = f"ipc:///proc/self/fd/{door}/core"
     service = Service(config, Link(endpoint), admin_token)
