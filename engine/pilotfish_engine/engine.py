@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from pilotfish_engine.config import EngineConfig
-from pilotfish_engine.contract.speculation import MAX_NUM_DRAFT_TOKENS
+from pilotfish_engine.contract.speculation import MAX_NUM_DRAFT_TOKENS, CostProfile
 from pilotfish_engine.errors import CheckpointError, MethodError, UsageError
 from pilotfish_engine.model.loading import load, read_shape
 from pilotfish_engine.model.shape import ModelShape
@@ -50,8 +50,9 @@ def build(config: EngineConfig) -> Scheduler:
     return Scheduler(parts.worker, parts.chunk_size, parts.stop_text)
 
 
-def assemble(config: EngineConfig) -> Parts:
-    """Loads the models and measures the cost profile. Raises UsageError, before weights are read where it can."""
+def assemble(config: EngineConfig, profile: CostProfile | None = None) -> Parts:
+    """Loads the models and measures the cost profile unless it is given. Raises UsageError, before weights are read
+    where it can."""
     path = resolve(config.model.source)
     shape = read_shape(path)
     method = registry.resolve(config.speculation.method, config.speculation.draft)
@@ -79,7 +80,8 @@ def assemble(config: EngineConfig) -> Parts:
     envelope = config.speculation.envelope
     if method is None:
         envelope = envelope.model_copy(update={"num_steps": 0})
-    profile = measure(step, capacity.max_running_requests, envelope, num_pages)
+    if profile is None:
+        profile = measure(step, capacity.max_running_requests, envelope, num_pages)
     tokenizer = _tokenizer(path)
     limits = WorkerLimits(
         max_running_requests=capacity.max_running_requests,

