@@ -1,8 +1,8 @@
 """The engine's kernels: `rms_norm`, `add_rms_norm`, `rope_and_write`, `silu_and_mul`, `paged_attention`, `linear`.
 
 Each call goes to the backend of its first tensor's device and dtype: C++ on a CPU in float32 and bfloat16, else the
-plain-torch twin in `reference`, where the contracts stand. All accumulate in float32. Nothing here knows about models or
-requests.
+plain-torch twin in `reference`, where the contracts stand. All accumulate in float32. Nothing here knows about models
+or requests.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ def _backend(x: Tensor) -> ModuleType:
     return cpu if x.is_cpu and x.dtype in cpu.DTYPES else reference
 
 
-def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
-) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
     return _backend(x).linear(x, weight, bias, out_dtype or x.dtype)  # type: ignore[no-any-return]
 
 

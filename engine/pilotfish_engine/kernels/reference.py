@@ -1,7 +1,7 @@
 """Plain-torch twins of every kernel: the definition that the fast ones are tested against, and the fallback.
 
-Works in the dtype of its inputs, accumulating in float32 at least (float64 in, float64 throughout). Reads nothing to the
-host: sizes come from shapes, lengths stay in tensors. Knows nothing about models, layers or requests' lives.
+Works in the dtype of its inputs, accumulating in float32 at least (float64 in, float64 throughout). Reads nothing to
+the host: sizes come from shapes, lengths stay in tensors. Knows nothing about models, layers or requests' lives.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 def paged_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, page_size: int, inputs: ForwardInputs, scale: float
 ) -> Tensor:
-    """q [N, Hq, D] over the rows that `inputs` lets each token see of one layer's caches [num_slots, Hkv, D] → [N, Hq, D].
+    """q [N, Hq, D] over the rows that `inputs` lets each token see of one layer's caches → [N, Hq, D].
 
-    Grouped heads: query head h reads KV head h // (Hq / Hkv). Tokens past q_indptr[B] (padding), and any that see no
-    row, give zeros.
+    caches: [num_slots, Hkv, D]; page_size: a power of two. Grouped heads: query head h reads KV head h // (Hq / Hkv).
+    Tokens past q_indptr[B] (padding), and any that see no row, give zeros.
     """
     visible, rows = visible_rows(inputs, page_size)
     group = q.shape[1] // k_cache.shape[1]
@@ -79,7 +79,7 @@ def paged_attention(
         seen, slots = visible[block], rows[block]
         k = _wide(k_cache[slots]).masked_fill(~seen[:, :, None, None], 0)  # [n, L, Hkv, D]
         v = _wide(v_cache[slots]).masked_fill(~seen[:, :, None, None], 0)
-        grouped = _wide(q[block]).unflatten(1, (-1, group))  # [n, Hkv, G, D]
+        grouped = _wide(q[block]).view(-1, k.shape[2], group, q.shape[2])  # [n, Hkv, G, D]
         scores = torch.einsum("nkgd,nlkd->nkgl", grouped, k) * scale
         scores = scores.masked_fill(~seen[:, None, None, :], -torch.inf)
         weights = torch.softmax(scores, dim=-1).masked_fill(~seen[:, None, None, :], 0)
@@ -88,7 +88,7 @@ def paged_attention(
 
 
 def visible_rows(inputs: ForwardInputs, page_size: int) -> tuple[Tensor, Tensor]:
-    """Per token: which of its request's KV rows it sees, bool [N, L], and their slots, int64 [N, L] (0 where unseen)."""
+    """Per token: which of its request's KV rows it sees, bool [N, L], and their slots, int64 [N, L] (unseen: 0)."""
     num_tokens, num_requests = inputs.token_ids.shape[0], inputs.page_table.shape[0]
     device = inputs.token_ids.device
     token = torch.arange(num_tokens, device=device)

@@ -64,6 +64,6 @@ def check_tensors(checkpoint: Checkpoint) -> None:
     for name in found:
         if name not in expected:
             raise CheckpointError(
-                f"{checkpoint.path}: tensor {name} of shape {list(found[name])} is none that {checkpoint.shape.architecture} "
-                "has; a checkpoint without it would work"
+                f"{checkpoint.path}: tensor {name} of shape {list(found[name])} is none that "
+                f"{checkpoint.shape.architecture} has; a checkpoint without it would work"
             )

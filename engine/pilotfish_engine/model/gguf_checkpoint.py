@@ -44,7 +44,8 @@ class GgufCheckpoint:
             self._reader = gguf.GGUFReader(path)
         except (ValueError, KeyError, IndexError, OSError) as error:
             raise CheckpointError(
-                f"{path}: not a whole GGUF file of {path.stat().st_size} bytes ({error}); downloading it again would work"
+                f"{path}: not a whole GGUF file of {path.stat().st_size} bytes ({error}); "
+                "downloading it again would work"
             ) from error
 
     @cached_property
@@ -134,4 +135,5 @@ def _hf_name(name: str) -> str:
 
 def _halves_from_interleaved(weight: Tensor, num_heads: int) -> Tensor:
     """[heads · D, in]: rows 2i, 2i+1 of each head become rows i, i + D/2."""
-    return weight.unflatten(0, (num_heads, -1, 2)).transpose(1, 2).reshape(weight.shape).contiguous()
+    rows, inputs = weight.shape
+    return weight.view(num_heads, rows // num_heads // 2, 2, inputs).transpose(1, 2).reshape(rows, inputs)

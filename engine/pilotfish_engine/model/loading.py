@@ -53,8 +53,9 @@ class _Weights:
         """The tensors of these names, stacked along their first axis."""
         rows = [self.shapes[name][0] for name in names]
         stacked = self.arena.take([sum(rows), *self.shapes[names[0]][1:]])
-        for name, part in zip(names, stacked.split(rows), strict=True):
-            part.copy_(self.checkpoint.read(name))
+        end = 0
+        for name, count in zip(names, rows, strict=True):
+            stacked[end : (end := end + count)].copy_(self.checkpoint.read(name))
         return stacked
 
 

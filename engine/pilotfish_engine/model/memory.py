@@ -1,5 +1,5 @@
-"""Where weights and caches lie. On a CPU: in huge pages where the system gives them, since a pass that reads hundreds of
-megabytes once would otherwise wait for address translation (measured: a third of the time of the linear layers)."""
+"""Where weights and caches lie. On a CPU: in huge pages where the system gives them, since a pass that reads hundreds
+of megabytes once would otherwise wait for address translation (measured: a third of the time of the linear layers)."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""A Hugging Face folder: config.json beside one model.safetensors, or shards with an index. No pickles, no remote code."""
+"""A Hugging Face folder: config.json beside model.safetensors or shards with an index. No pickles, no remote code."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -52,7 +51,7 @@ class SafetensorsCheckpoint:
             return {tensor: handle for name, handle in handles.items() for tensor in present[name]}
         if single.exists():
             handle = _open(single)
-            return {tensor: handle for tensor in handle.keys()}  # noqa: SIM118 (no mapping: it has keys() alone)
+            return dict.fromkeys(handle.keys(), handle)
         raise CheckpointError(f"{self.path}: neither {SINGLE} nor {INDEX}; one of them beside config.json would work")
 
     @cached_property
@@ -82,7 +81,9 @@ def _open(file: Path) -> Any:
     try:
         return safe_open(file, framework="pt")
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file}: not a whole safetensors file ({error}); downloading it again would work") from error
+        raise CheckpointError(
+            f"{file}: not a whole safetensors file ({error}); downloading it again would work"
+        ) from error
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class ModelShape:
 
 
 def shape_from_config(config: Mapping[str, Any], where: str) -> ModelShape:
-    """The shape that a config.json describes; `where` names it in errors. Raises CheckpointError on what cannot be run."""
+    """The shape that a config.json describes; `where` names it in errors. Raises CheckpointError on what cannot run."""
     architectures = config.get("architectures") or ["none"]
     architecture = str(architectures[0])
     if architecture not in QKV_BIAS:

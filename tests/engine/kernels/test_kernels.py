@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from pilotfish_engine import kernels
 from pilotfish_engine.kernels import cpu, reference
 from pilotfish_engine.worker.inputs import ForwardInputs
-from torch import Tensor
 
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-def tolerance(dtype: torch.dtype) -> dict[str, float]:
+def tolerance(dtype: torch.dtype) -> dict[str, Any]:
     return {"rtol": 1e-5, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 1e-2, "atol": 1e-2}
 
 
@@ -48,7 +50,9 @@ def test_linear(dtype: torch.dtype, bias: bool, inputs: int, outputs: int) -> No
     weight, offset = noise(outputs, inputs, dtype=dtype), noise(outputs, dtype=dtype, seed=1) if bias else None
     for tokens in (0, 1, 2, 5, 6, 9, 16, 17, 32, 33, 70):
         x = noise(tokens, inputs, dtype=dtype, seed=2) / inputs**0.5
-        exact = reference.linear(x.double(), weight.double(), None if offset is None else offset.double(), torch.float64)
+        exact = reference.linear(
+            x.double(), weight.double(), None if offset is None else offset.double(), torch.float64
+        )
         close(kernels.linear(x, weight, offset), exact)
         wide = kernels.linear(x, weight, offset, torch.float32)
         assert wide.dtype is torch.float32

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
+
 from pilotfish_engine.model import Decoder
 from pilotfish_engine.worker.inputs import ForwardInputs
-from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Paged:
     def run(self, pieces: list[Piece], *, commit: bool = True) -> list[Tensor]:
         """Logits of each piece, float32 [len(tokens), V]."""
         hidden, _ = self.decoder.forward(self.inputs(pieces), self.kv)
-        logits = self.decoder.logits(hidden).split([len(piece.tokens) for piece in pieces])
+        logits = torch.split(self.decoder.logits(hidden), [len(piece.tokens) for piece in pieces])
         if commit:
             self.lens = [length + len(piece.tokens) for length, piece in zip(self.lens, pieces, strict=True)]
         return list(logits)
@@ -77,5 +78,3 @@ def ancestors(parents: list[int] | None, node: int) -> list[int]:
     while parents[path[-1]] >= 0:
         path.append(parents[path[-1]])
     return path[::-1]
-
-

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from pilotfish_engine.model import Decoder, load
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from pilotfish_engine.model import Decoder, load
 from tests.engine.model.paging import Paged, Piece
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the reference library's own
 
 PROMPT_LENS = (1, 7, 33, 150)
-TOLERANCE = {"rtol": 1e-4, "atol": 2e-4}
+TOLERANCE: dict[str, Any] = {"rtol": 1e-4, "atol": 2e-4}
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +51,7 @@ def expected(gguf_file: Path, prompts: list[list[int]]) -> list[Tensor]:
         return [reference(torch.tensor([prompt])).logits[0] for prompt in prompts]
 
 
-def test_whole_prefill_equals_the_reference(
-    decoder: Decoder, prompts: list[list[int]], expected: list[Tensor]
-) -> None:
+def test_whole_prefill_equals_the_reference(decoder: Decoder, prompts: list[list[int]], expected: list[Tensor]) -> None:
     logits = Paged(decoder, len(prompts), max_len=160).run([Piece(prompt) for prompt in prompts])
     for ours, theirs in zip(logits, expected, strict=True):
         torch.testing.assert_close(ours, theirs, **TOLERANCE)
@@ -72,9 +71,7 @@ def test_every_tree_node_equals_its_own_line(decoder: Decoder, prompts: list[lis
     paged = Paged(decoder, 2, max_len=160)
     paged.run([Piece(prompts[2]), Piece(prompts[1])])
     trees = [Piece([5, 90, 71, 12, 8, 300], [-1, 0, 0, 1, 2, 4]), Piece([900, 17, 23], [-1, 0, 0])]
-    for tree, prompt, logits in zip(
-        trees, (prompts[2], prompts[1]), paged.run(trees, commit=False), strict=True
-    ):
+    for tree, prompt, logits in zip(trees, (prompts[2], prompts[1]), paged.run(trees, commit=False), strict=True):
         assert tree.parents is not None
         for node, found in enumerate(logits):
             line = [tree.tokens[node]]

@@ -190,6 +190,29 @@ void attend_block(Scratch& s, int64_t rows, const uint64_t* masks, int64_t keys,
     if (rows - row == 1) attend_rows<1>(s, row, masks, keys, dim, scale);
 }
 
+// Where one request's rows lie in a cache.
+struct Rows {
+    const int32_t* pages;
+    int64_t page_size, stride, offset;  // stride: of a slot, offset: of the KV head, in elements
+    int shift;
+
+    INLINE int64_t at(int64_t row) const {
+        return ((int64_t(pages[row >> shift]) << shift | (row & (page_size - 1))) * stride) + offset;
+    }
+};
+
+template <class T>
+INLINE void fetch_ahead(const Rows& rows, const T* k_cache, const T* v_cache, int64_t first, int64_t end, int64_t dim) {
+    constexpr int64_t LINE = 64 / sizeof(T);
+    for (int64_t row = first; row < std::min(first + BLOCK, end); row++) {
+        const int64_t at = rows.at(row);
+        for (int64_t d = 0; d < dim; d += LINE) {
+            __builtin_prefetch(k_cache + at + d, 0, 2);
+            __builtin_prefetch(v_cache + at + d, 0, 2);
+        }
+    }
+}
+
 template <class T>
 void attend_tile(const Inputs& in, const Tile& tile, const T* q, const T* k_cache, const T* v_cache, T* out) {
     const int64_t dim = in.dim, group = in.heads / in.kv_heads, rows = tile.tokens * group;
@@ -208,8 +231,9 @@ void attend_tile(const Inputs& in, const Tile& tile, const T* q, const T* k_cach
     const int64_t begin = in.q_indptr[tile.request], prefix = in.prefix_lens[tile.request];
     const int64_t last = in.tree_mask ? in.q_indptr[tile.request + 1] : tile.token + tile.tokens;
     const int64_t end = prefix + (last - begin);
-    const int shift = __builtin_ctzll(uint64_t(in.page_size));
-    const int32_t* pages = in.page_table + tile.request * in.max_pages;
+    const Rows request_rows = {in.page_table + tile.request * in.max_pages, in.page_size, in.kv_heads * dim,
+                               tile.kv_head * dim, __builtin_ctzll(uint64_t(in.page_size))};
+    fetch_ahead(request_rows, k_cache, v_cache, 0, prefix, dim);
     for (int64_t first = 0; first < end; first += BLOCK) {
         uint64_t masks[MAX_ROWS], any = 0;
         for (int64_t t = 0; t < tile.tokens; t++) {
@@ -218,13 +242,12 @@ void attend_tile(const Inputs& in, const Tile& tile, const T* q, const T* k_cach
             for (int64_t g = 0; g < group; g++) masks[t * group + g] = mask;
         }
         if (!any) continue;
+        fetch_ahead(request_rows, k_cache, v_cache, first + BLOCK, prefix, dim);
         const int64_t keys = std::min(BLOCK, int64_t(64 - __builtin_clzll(any)));
         const T *key_rows[BLOCK], *value_rows[BLOCK];
         for (int64_t j = 0; j < BLOCK; j++) {  // what no query of the tile sees is not read: zeros stand for it
-            const int64_t row = first + j;
             const bool is_seen = any >> j & 1;
-            const int64_t slot = is_seen ? int64_t(pages[row >> shift]) << shift | (row & (in.page_size - 1)) : 0;
-            const int64_t at = (slot * in.kv_heads + tile.kv_head) * dim;
+            const int64_t at = is_seen ? request_rows.at(first + j) : 0;
             key_rows[j] = is_seen ? k_cache + at : reinterpret_cast<const T*>(ZEROS);
             value_rows[j] = is_seen ? v_cache + at : reinterpret_cast<const T*>(ZEROS);
         }

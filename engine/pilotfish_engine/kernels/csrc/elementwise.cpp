@@ -7,7 +7,7 @@
 
 namespace {
 
-constexpr int64_t PARALLEL_FROM = 1 << 15;  // elements; below, waking a thread costs more than it saves
+constexpr int64_t PARALLEL_FROM = 1 << 14;  // elements; below, waking a thread costs more than it saves
 
 template <class T>
 void norm_row(const T* x, const T* weight, T* out, int64_t width, float eps) {

@@ -1,0 +1,154 @@
+"""What is no model, or not the one that it claims to be, is refused in one sentence that names it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from pilotfish_engine.errors import CheckpointError
+from pilotfish_engine.model import load
+from tests.engine.model.test_families import SMALL
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    LlamaForCausalLM(LlamaConfig(**SMALL, tie_word_embeddings=False)).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def config_edit(**changes: Any) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+    return edit
+
+
+def tensor_edit(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        file = folder / "model.safetensors"
+        tensors = load_file(file)
+        change(tensors)
+        save_file(tensors, file)
+
+    return edit
+
+
+def truncate(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def lose_a_shard(folder: Path) -> None:
+    index = {"weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+NORM = "model.layers.1.input_layernorm.weight"
+BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "missing": (tensor_edit(lambda t: t.pop(NORM)), rf"tensor {NORM} is missing; .* \[64\]"),
+    "extra": (tensor_edit(lambda t: t.update(odd=torch.zeros(3))), r"tensor odd of shape \[3\] is none that"),
+    "misshaped": (tensor_edit(lambda t: t.update({NORM: torch.zeros(5)})), rf"{NORM} has shape \[5\], .* \[64\]"),
+    "integers": (tensor_edit(lambda t: t.update({NORM: torch.zeros(64).int()})), rf"{NORM} is int32; float32"),
+    "truncated": (truncate, r"model.safetensors: not a whole safetensors file"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "neither model.safetensors nor"),
+    "lost shard": (lose_a_shard, "model-00002-of-00002.safetensors: no such file"),
+    "no config": (lambda folder: (folder / "config.json").unlink(), "no config.json"),
+    "broken config": (lambda folder: (folder / "config.json").write_text("{"), "not readable as JSON"),
+    "foreign": (config_edit(architectures=["MambaForCausalLM"]), "MambaForCausalLM is not supported; supported are"),
+    "biased": (config_edit(attention_bias=True), "attention_bias True is not supported"),
+    "no layers": (config_edit(num_hidden_layers=0), "num_hidden_layers is 0; a positive integer"),
+    "odd groups": (config_edit(num_key_value_heads=3), "4 attention heads do not divide among 3 KV heads"),
+    "yarn": (config_edit(rope_parameters={"rope_type": "yarn", "factor": 2.0}), "rope type 'yarn' is not supported"),
+    "other size": (config_edit(vocab_size=97), r"embed_tokens.weight has shape \[96, 64\], .* \[97, 64\]"),
+    "short of layers": (config_edit(num_hidden_layers=2), r"model.layers.2\S+ of shape .* is none that"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_folder_is_refused(name: str, folder: Path) -> None:
+    breaks, message = BROKEN[name]
+    load(folder, torch.float32)
+    breaks(folder)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load(folder, torch.float32)
+    assert "\n" not in str(caught.value)
+    assert str(folder) in str(caught.value)
+
+
+def write_gguf(file: Path, architecture: str = "llama", skip: str = "", **numbers: Any) -> None:
+    """A random model of one layer."""
+    fields = {"block_count": 1, "embedding_length": 32, "feed_forward_length": 64, "context_length": 64}
+    fields |= {"attention.head_count": 2, "attention.head_count_kv": 1, "vocab_size": 40} | numbers
+    writer = gguf.GGUFWriter(file, architecture)
+    for key, value in fields.items():
+        writer.add_uint32(f"{architecture}.{key}", value)
+    writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
+    shapes = {"token_embd": (40, 32), "output_norm": (32,)}
+    shapes |= {f"blk.0.{name}": (32,) for name in ("attn_norm", "ffn_norm")}
+    shapes |= {"blk.0.attn_q": (32, 32), "blk.0.attn_k": (16, 32), "blk.0.attn_v": (16, 32)}
+    shapes |= {"blk.0.attn_output": (32, 32), "blk.0.ffn_gate": (64, 32), "blk.0.ffn_up": (64, 32)}
+    shapes |= {"blk.0.ffn_down": (32, 64)}
+    for name, shape in shapes.items():
+        if name != skip:
+            writer.add_tensor(f"{name}.weight", np.ones(shape, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def cut(file: Path, size: int) -> None:
+    write_gguf(file)
+    file.write_bytes(file.read_bytes()[:size])
+
+
+ROTATES_HALF: dict[str, Any] = {"rope.dimension_count": 8}
+BROKEN_GGUF: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "absent": (lambda file: None, r"no such model; a \.gguf file, or a folder"),
+    "truncated data": (lambda file: cut(file, -1000), "not a whole GGUF file of"),
+    "truncated header": (lambda file: cut(file, 200), "not a whole GGUF file of 200 bytes"),
+    "empty": (lambda file: file.touch(), "not a whole GGUF file of 0 bytes"),
+    "text": (lambda file: file.write_text("hello" * 100), "not a whole GGUF file"),
+    "foreign": (lambda file: write_gguf(file, "mamba"), "architecture 'mamba' is not supported; 'llama' would work"),
+    "missing": (
+        lambda file: write_gguf(file, skip="blk.0.attn_v"),
+        r"self_attn.v_proj.weight is missing; .*\[16, 32\]",
+    ),
+    "misshaped": (
+        lambda file: write_gguf(file, feed_forward_length=48),
+        r"mlp.gate_proj.weight has shape \[64, 32\], .* \[48, 32\]",
+    ),
+    "partial rotation": (lambda file: write_gguf(file, **ROTATES_HALF), "rotates 8 of 16 dimensions"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_GGUF)
+def test_a_broken_gguf_is_refused(name: str, tmp_path: Path) -> None:
+    breaks, message = BROKEN_GGUF[name]
+    file = tmp_path / "model.gguf"
+    breaks(file)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load(file, torch.float32)
+    assert "\n" not in str(caught.value)
+    assert str(file) in str(caught.value)
+
+
+def test_a_whole_small_gguf_loads(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf")
+    assert load(tmp_path / "model.gguf", torch.bfloat16).shape.vocab_size == 40
+
+
+def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_bytes(b"\x80")
+    with pytest.raises(CheckpointError, match=r"not a model; a \.gguf file, or a folder"):
+        load(tmp_path / "model.bin", torch.float32)
