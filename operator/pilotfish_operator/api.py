@@ -115,9 +115,9 @@ class Engine(Part):
     tensor_parallel_size: int = Field(1, ge=1, le=64, description="Accelerators of one replica. Default: 1.")
     max_model_len: int | None = Field(None, ge=16, description="Longest context in tokens. Default: the model's own.")
     max_concurrency: int = Field(
-        256, ge=1, le=65536, description="Requests that one replica runs at once; more wait. Default: 256."
+        256, ge=1, le=4096, description="Requests that one replica runs at once; more wait. Default: 256."
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="Precision. Default: auto.")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="Precision. Default: auto.")
     quantization: Literal["None", "FP8", "INT8", "INT4"] = Field(
         "None", description="Quantisation at load time. Default: None."
     )

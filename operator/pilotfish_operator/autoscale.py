@@ -178,18 +178,19 @@ def decide(bounds: Bounds, state: State, current: int, ready: int, now: float) -
         panic,
         panicking,
         low_known,
-        _limit(bounds, want, current, low_known, target),
+        _limit(bounds, want, current, stable, target),
         _reason(bounds, stable, panic, panicking, low_known, replicas, current, want),
     )
     return scale, replace(state, readings=readings, wanted=history, since=since, panic_at=panic_at)
 
 
-def _limit(bounds: Bounds, want: int, current: int, known: bool, target: float | None) -> str | None:
+def _limit(bounds: Bounds, want: int, current: int, stable: Mean, target: float | None) -> str | None:
     if want > bounds.max_replicas:
         return f"the load wants {count(want)} and maxReplicas is {bounds.max_replicas}"
-    if not known and current > bounds.min_replicas:
-        why = "the capacity of a replica is not known" if target is None else "the load is not known for a whole window"
-        return f"nothing scales in while {why}"
+    if current > bounds.min_replicas and target is None:
+        return "nothing scales in while the capacity of a replica is not known"
+    if current > bounds.min_replicas and stable.covered and not stable.complete:
+        return "nothing scales in while the load is not known for a whole window"
     return None
 
 

@@ -150,7 +150,9 @@ def _exit(state: Object) -> Exit | None:
     for phase in ("state", "lastState"):
         ended = (state.get(phase) or {}).get("terminated")
         if ended:
-            return Exit(ended.get("exitCode", 0), last_words(ended.get("message") or ended.get("reason") or ""))
+            reason, words = ended.get("reason") or "", last_words(ended.get("message") or "")
+            telling = [reason] if reason not in ("", "Error", "Completed") else []
+            return Exit(ended.get("exitCode", 0), ": ".join([*telling, *([words] if words else [])]))
     return None
 
 
