@@ -17,6 +17,6 @@ def smollm2(dtype: torch.dtype) -> LlamaForCausalLM:
     path = resolve(SOURCE)
     with patch("transformers.modeling_utils.is_accelerate_available", lambda: True):
         model = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=dtype)
-    assert isinstance(model, LlamaForCausalLM), f"{path.name} is a Llama checkpoint, and loaded as {type(model).__name__}"
+    assert isinstance(model, LlamaForCausalLM), f"{path.name} is a Llama checkpoint, and is {type(model).__name__}"
     model.requires_grad_(False)
     return model

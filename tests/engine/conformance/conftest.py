@@ -63,7 +63,8 @@ def reference(checkpoints: dict[str, Path]) -> LlamaForCausalLM:
 
 @pytest.fixture(scope="session")
 def greedy(reference: LlamaForCausalLM) -> Callable[..., list[int]]:
-    """The reference library's own greedy answer, by whole recomputation; ends behind an end token unless told not to."""
+    """The reference library's own greedy answer, by whole recomputation; ends behind an end token unless told not
+    to."""
 
     @cache
     def answer(prompt: tuple[int, ...], max_tokens: int, ignore_eos: bool = True) -> tuple[int, ...]:

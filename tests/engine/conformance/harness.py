@@ -1,4 +1,5 @@
-"""One engine over a tiny checkpoint, with everything watched: NaN in every unused KV row, page accounts after each step."""
+"""One engine over a tiny checkpoint, with everything watched: NaN in every unused KV row, page accounts after each
+step."""
 
 from __future__ import annotations
 

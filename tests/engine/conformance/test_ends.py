@@ -1,4 +1,5 @@
-"""Rules 5 and 10: the earliest end wins at every place inside a run of accepted tokens, and counts say what was sent."""
+"""Rules 5 and 10: the earliest end wins at every place inside a run of accepted tokens, and counts say what was
+sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Rule 2: sampled answers have the target's distribution, and a seed gives the same tokens in any batch, by any method."""
+"""Rule 2: sampled answers have the target's distribution, and a seed gives the same tokens in any batch, by any
+method."""
 
 from __future__ import annotations
 

@@ -1,0 +1,186 @@
+"""`python -m benchmarks.decode`: decode tokens/s on this machine's CPU, every engine beside the floor, in one run.
+
+Rows: the model's linear layers alone (torch's own, and the engine's), plain decoding, n-gram drafts, adaptive, and the
+reference library's `generate`. All are run in turn, several times over, and the best time of each is kept: what disturbs
+a run only adds to it. Exit code 1 when a bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+from transformers import LlamaForCausalLM
+
+from benchmarks import prompts
+from benchmarks.reference import SOURCE, smollm2
+from pilotfish_engine.config import CapacityConfig, EngineConfig, ModelConfig, SpeculationConfig
+from pilotfish_engine.contract.speculation import Envelope, EnvelopeUpdate
+from pilotfish_engine.engine import Parts, assemble
+from pilotfish_engine.messages import SamplingParams, Submit
+from pilotfish_engine.scheduler.scheduler import Scheduler
+from pilotfish_engine.source import resolve
+from pilotfish_engine.tokenizer import load
+
+BATCHES = (1, 4, 16)
+ROUNDS = 3
+TOKENS = 96
+PROMPT_TOKENS = 160
+NUM_STEPS = 4
+PLAIN = EnvelopeUpdate(num_steps=0, tuning="Adaptive")
+NGRAM = EnvelopeUpdate(
+    num_steps=NUM_STEPS, topk=1, num_draft_tokens=NUM_STEPS + 1, tuning="Fixed", disable_threshold=1000
+)
+ADAPTIVE = EnvelopeUpdate(
+    num_steps=NUM_STEPS, topk=1, num_draft_tokens=NUM_STEPS + 1, tuning="Adaptive", disable_threshold="Auto"
+)
+SETTINGS = {"plain": PLAIN, "n-gram": NGRAM, "adaptive": ADAPTIVE}
+
+
+@dataclass(frozen=True)
+class Bar:
+    """`value` must be at least `least`."""
+
+    name: str
+    value: float
+    least: float
+
+    @property
+    def met(self) -> bool:
+        return self.value >= self.least
+
+    def __str__(self) -> str:
+        return f"{'met   ' if self.met else 'MISSED'} {self.name}: {self.value:.2f} (bar {self.least:.2f})"
+
+
+def engine_rate(parts: Parts, envelope: EnvelopeUpdate, batch: Sequence[list[int]]) -> float:
+    """Decode tokens/s of all requests together, from the first decode step to the last; prompts are not counted."""
+    scheduler = Scheduler(parts.worker, parts.chunk_size, parts.stop_text)
+    scheduler.set_envelope(envelope)
+    for number, prompt in enumerate(batch):
+        params = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
+        scheduler.submit(Submit(request_id=str(number), prompt=prompt, params=params))
+    emitted, begun = 0, 0.0
+    while scheduler.has_work:
+        outputs = scheduler.step()
+        if begun:
+            emitted += sum(len(output.token_ids) for output in outputs)
+        elif len(outputs) >= len(batch):  # every prompt is through
+            begun = time.perf_counter()
+    return emitted / (time.perf_counter() - begun)
+
+
+def linear_rate(parts: Parts, batch: int, apply: Callable[[torch.Tensor, torch.nn.Module], torch.Tensor]) -> float:
+    """Tokens/s of the model's linear layers alone, `batch` rows at a time."""
+    decoder = parts.step.target
+    groups = [[layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down] for layer in decoder.layers]
+    linears = [linear for group in groups for linear in group] + [decoder.lm_head]
+    inputs = {width: torch.randn(batch, width, dtype=decoder.dtype) for width in {x.weight.shape[1] for x in linears}}
+    best = float("inf")
+    with torch.inference_mode():
+        for _ in range(12):
+            begun = time.perf_counter()
+            for linear in linears:
+                apply(inputs[linear.weight.shape[1]], linear)
+            best = min(best, time.perf_counter() - begun)
+    return batch / best
+
+
+def reference_rate(model: LlamaForCausalLM, batch: Sequence[list[int]]) -> float:
+    """Decode tokens/s of `generate`, greedy, prompts left-padded: the difference of a long run and one of one token."""
+    width = max(map(len, batch))
+    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in batch])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in batch])
+
+    def seconds(tokens: int) -> float:
+        begun = time.perf_counter()
+        model.generate(
+            ids, attention_mask=mask, do_sample=False, min_new_tokens=tokens, max_new_tokens=tokens, pad_token_id=0
+        )
+        return time.perf_counter() - begun
+
+    with torch.inference_mode():
+        return len(batch) * (TOKENS // 2 - 1) / (seconds(TOKENS // 2) - seconds(1))
+
+
+def build(dtype: str) -> Parts:
+    return assemble(
+        EngineConfig(
+            model=ModelConfig(source=SOURCE, dtype=dtype, max_model_len=1024),
+            speculation=SpeculationConfig(
+                method="NGRAM", envelope=Envelope(num_steps=NUM_STEPS, topk=1, num_draft_tokens=NUM_STEPS + 1)
+            ),
+            capacity=CapacityConfig(max_running_requests=max(BATCHES)),
+        )
+    )
+
+
+def encode(texts: Sequence[str]) -> list[list[int]]:
+    tokenizer = load(resolve(SOURCE))
+    return [tokenizer.encode_chat([{"role": "user", "content": text}])[-PROMPT_TOKENS:] for text in texts]
+
+
+def run(dtype: str) -> list[Bar]:
+    parts = build(dtype)
+    model = smollm2(parts.step.target.dtype)
+    kinds = {"code": encode(prompts.code(max(BATCHES))), "chat": encode(prompts.chat(max(BATCHES)))}
+    rates: dict[tuple[str, str, int], float] = {}
+
+    def keep(row: str, kind: str, batch: int, rate: float) -> None:
+        rates[row, kind, batch] = max(rates.get((row, kind, batch), 0.0), rate)
+
+    for turn, (kind, texts), batch in itertools.product(range(ROUNDS), kinds.items(), BATCHES):
+        print(f"\rround {turn + 1}/{ROUNDS}, {kind}, batch {batch} ", end="", file=sys.stderr, flush=True)
+        keep("torch linear", kind, batch, linear_rate(parts, batch, lambda x, l: functional.linear(x, l.weight)))
+        keep("own linear", kind, batch, linear_rate(parts, batch, lambda x, l: l(x)))
+        for name, envelope in SETTINGS.items():
+            keep(name, kind, batch, engine_rate(parts, envelope, texts[:batch]))
+        if turn < 2:
+            keep("transformers", kind, batch, reference_rate(model, texts[:batch]))
+    print("\r", end="", file=sys.stderr)
+    show(rates, dtype)
+    return bars(rates)
+
+
+def show(rates: dict[tuple[str, str, int], float], dtype: str) -> None:
+    columns = [(kind, batch) for kind in ("code", "chat") for batch in BATCHES]
+    print(f"decode tokens/s, SmolLM2-135M-Instruct, {dtype}, {torch.get_num_threads()} threads, {TOKENS} tokens a request")
+    print(f"{'':14}" + "".join(f"{kind:>7} ×{batch:<3}" for kind, batch in columns))
+    for row in ("torch linear", "own linear", *SETTINGS, "transformers"):
+        print(f"{row:14}" + "".join(f"{rates[row, kind, batch]:>11.1f} " for kind, batch in columns))
+
+
+def bars(rates: dict[tuple[str, str, int], float]) -> list[Bar]:
+    """The floor is torch's linear layers, called bare on the same shapes."""
+    found = []
+    for kind in ("code", "chat"):
+        for batch in BATCHES:
+            of = {row: rates[row, kind, batch] for row in ("torch linear", "transformers", *SETTINGS)}
+            where = f"{kind}, batch {batch}"
+            if batch in (1, 16):
+                least = 0.8 if batch == 1 else 0.85
+                found.append(Bar(f"plain / floor, {where}", of["plain"] / of["torch linear"], least))
+            found.append(Bar(f"plain / transformers, {where}", of["plain"] / of["transformers"], 1.3))
+            better = max(of["plain"], of["n-gram"])
+            found.append(Bar(f"adaptive / better of plain and n-gram, {where}", of["adaptive"] / better, 0.97))
+    gain = rates["n-gram", "code", 1] / rates["plain", "code", 1]
+    return [*found, Bar("n-gram / plain, code, batch 1", gain, 1.15)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtype", default="auto", choices=["auto", "bfloat16", "float32"])
+    arguments = parser.parse_args()
+    found = run(arguments.dtype)
+    print(*found, sep="\n")
+    return 0 if all(bar.met for bar in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
