@@ -1,8 +1,8 @@
 """`python -m benchmarks.decode`: decode tokens/s on this machine's CPU, every engine beside the floor, in one run.
 
 Rows: the model's linear layers alone (torch's own, and the engine's), plain decoding, n-gram drafts, adaptive, and the
-reference library's `generate`. All are run in turn, several times over, and the best time of each is kept: what disturbs
-a run only adds to it. Exit code 1 when a bar is missed.
+reference library's `generate`. All are run in turn, several times over, and the best time of each is kept: what
+disturbs a run only adds to it. Exit code 1 when a bar is missed.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pilotfish_engine.config import CapacityConfig, EngineConfig, ModelConfig, S
 from pilotfish_engine.contract.speculation import Envelope, EnvelopeUpdate
 from pilotfish_engine.engine import Parts, assemble
 from pilotfish_engine.messages import SamplingParams, Submit
+from pilotfish_engine.model.linear import Linear
 from pilotfish_engine.scheduler.scheduler import Scheduler
 from pilotfish_engine.source import resolve
 from pilotfish_engine.tokenizer import load
@@ -76,7 +77,11 @@ def engine_rate(parts: Parts, envelope: EnvelopeUpdate, batch: Sequence[list[int
     return emitted / (time.perf_counter() - begun)
 
 
-def linear_rate(parts: Parts, batch: int, apply: Callable[[torch.Tensor, torch.nn.Module], torch.Tensor]) -> float:
+def torch_linear(x: torch.Tensor, layer: Linear) -> torch.Tensor:
+    return functional.linear(x, layer.weight)
+
+
+def linear_rate(parts: Parts, batch: int, apply: Callable[[torch.Tensor, Linear], torch.Tensor]) -> float:
     """Tokens/s of the model's linear layers alone, `batch` rows at a time."""
     decoder = parts.step.target
     groups = [[layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down] for layer in decoder.layers]
@@ -137,8 +142,8 @@ def run(dtype: str) -> list[Bar]:
 
     for turn, (kind, texts), batch in itertools.product(range(ROUNDS), kinds.items(), BATCHES):
         print(f"\rround {turn + 1}/{ROUNDS}, {kind}, batch {batch} ", end="", file=sys.stderr, flush=True)
-        keep("torch linear", kind, batch, linear_rate(parts, batch, lambda x, l: functional.linear(x, l.weight)))
-        keep("own linear", kind, batch, linear_rate(parts, batch, lambda x, l: l(x)))
+        keep("torch linear", kind, batch, linear_rate(parts, batch, torch_linear))
+        keep("own linear", kind, batch, linear_rate(parts, batch, lambda x, layer: layer(x)))
         for name, envelope in SETTINGS.items():
             keep(name, kind, batch, engine_rate(parts, envelope, texts[:batch]))
         if turn < 2:
@@ -150,7 +155,8 @@ def run(dtype: str) -> list[Bar]:
 
 def show(rates: dict[tuple[str, str, int], float], dtype: str) -> None:
     columns = [(kind, batch) for kind in ("code", "chat") for batch in BATCHES]
-    print(f"decode tokens/s, SmolLM2-135M-Instruct, {dtype}, {torch.get_num_threads()} threads, {TOKENS} tokens a request")
+    threads = torch.get_num_threads()
+    print(f"decode tokens/s, SmolLM2-135M-Instruct, {dtype}, {threads} threads, {TOKENS} tokens a request")
     print(f"{'':14}" + "".join(f"{kind:>7} ×{batch:<3}" for kind, batch in columns))
     for row in ("torch linear", "own linear", *SETTINGS, "transformers"):
         print(f"{row:14}" + "".join(f"{rates[row, kind, batch]:>11.1f} " for kind, batch in columns))

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,6 +16,7 @@ from pilotfish_engine.engine import Parts, assemble
 from pilotfish_engine.messages import Output, SamplingParams, Submit
 from pilotfish_engine.scheduler.scheduler import Scheduler
 from pilotfish_engine.types import Admission, Batch, ForwardMode, GenerationBatchResult, SpeculationReport, WorkerLimits
+from pilotfish_engine.worker.inputs import KVCache
 
 MAX_MODEL_LEN = 96
 MAX_RUNNING = 6
@@ -89,16 +91,16 @@ class Harness:
             cache.k.fill_(torch.nan)
             cache.v.fill_(torch.nan)
 
-    def caches(self) -> Iterator[object]:
+    def caches(self) -> Iterator[KVCache]:
         yield self.parts.step.kv
         own = getattr(self.parts.step.proposer, "kv", None)
         if own is not None:
             yield own
 
-    def submit(self, prompt: Sequence[int], **params: object) -> str:
+    def submit(self, prompt: Sequence[int], **params: Any) -> str:
         self._ids += 1
         request_id = f"r{self._ids}"
-        values = {"max_tokens": 16, "temperature": 0.0} | params
+        values: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0} | params
         self.answers[request_id] = Answer()
         self.scheduler.submit(Submit(request_id=request_id, prompt=list(prompt), params=SamplingParams(**values)))
         return request_id
@@ -121,7 +123,7 @@ class Harness:
             self.step()
         raise AssertionError(f"not finished after {limit} steps")
 
-    def run(self, prompts: Sequence[Sequence[int]], **params: object) -> list[list[int]]:
+    def run(self, prompts: Sequence[Sequence[int]], **params: Any) -> list[list[int]]:
         ids = [self.submit(prompt, **params) for prompt in prompts]
         self.drain()
         assert all(self.answers[i].finish_reason in ("stop", "length") for i in ids), self.answers

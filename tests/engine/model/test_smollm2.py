@@ -81,3 +81,18 @@ def test_every_tree_node_equals_its_own_line(decoder: Decoder, prompts: list[lis
                 parent = tree.parents[parent]
             (straight,) = Paged(decoder, 1, max_len=160).run([Piece(prompt + line)])
             torch.testing.assert_close(found, straight[-1], **TOLERANCE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_chain_under_verification_has_the_bits_of_single_steps(
+    gguf_file: Path, prompts: list[list[int]], dtype: torch.dtype
+) -> None:
+    """So greedy decoding with chains equals plain decoding in every dtype, whatever else is in the batch."""
+    model = load(gguf_file, dtype)
+    chain = [5, 90, 71, 12, 8, 300, 4]
+    alone, batch = Paged(model, 1, max_len=160), Paged(model, 3, max_len=160)
+    alone.run([Piece(prompts[2])])
+    batch.run([Piece(prompts[1]), Piece(prompts[2]), Piece(prompts[0])])
+    steps = torch.cat([alone.run([Piece([token])])[0] for token in chain])
+    together = batch.run([Piece([3, 4]), Piece(chain), Piece([9])])[1]
+    assert torch.equal(steps, together)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pilotfish_engine.contract.speculation import Effective, Envelope
-from pilotfish_engine.messages import SamplingParams, Submit
+from pilotfish_engine.messages import Output, SamplingParams, Submit
 from pilotfish_engine.scheduler.scheduler import MAX_FAILED_STEPS, Scheduler
 from pilotfish_engine.types import Batch, ForwardMode, GenerationBatchResult, SpeculationReport, WorkerLimits
 
@@ -55,8 +55,8 @@ def submit(scheduler: Scheduler, name: str, prompt_len: int, max_tokens: int = 8
     scheduler.submit(Submit(request_id=name, prompt=[1] * prompt_len, params=params))
 
 
-def drain(scheduler: Scheduler) -> dict[str, list]:
-    outputs: dict[str, list] = {}
+def drain(scheduler: Scheduler) -> dict[str, list[Output]]:
+    outputs: dict[str, list[Output]] = {}
     for _ in range(200):
         if not scheduler.has_work:
             return outputs

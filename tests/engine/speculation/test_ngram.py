@@ -68,7 +68,8 @@ def test_a_tree_merges_the_best_matches(tokens, num_steps, topk):
     for node in real:
         assert parents[node] < node
         assert parents[node] < 0 or scores[parents[node]] >= scores[node]
-        run, at = [], node
+        run: list[int] = []
+        at = node
         while at >= 0:
             run.insert(0, ids[at])
             at = parents[at]

@@ -30,9 +30,10 @@ def walk(tree: DraftTree, target: list[int]) -> list[int]:
     while True:
         committed.append(target[node])
         children = [n for n in range(1, len(tokens)) if parents[n] == node and tree.real[0, n]]
-        node = next((n for n in children if tokens[n] == target[node]), None)
-        if node is None:
+        agreeing = [n for n in children if tokens[n] == target[node]]
+        if not agreeing:
             return committed
+        node = agreeing[0]
 
 
 def with_distinct_siblings(parents) -> list[int]:
