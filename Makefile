@@ -54,7 +54,7 @@ sandbox: install  ## build the local Kubernetes (minutes the first time, then no
 
 check: install  ## lint, types and the rules of the house
 	@$(call say,"ruff") && $(BIN)/ruff check --quiet .
-	@$(call say,"imports") && $(BIN)/lint-imports
+	@$(call say,"imports") && $(BIN)/lint-imports --no-logo
 	@$(call say,"rules of the house") && $(PY) tests/house/rules.py
 	@$(call say,"types") && $(BIN)/mypy $(TYPED)
 

@@ -111,7 +111,9 @@ class CurrentWorld(World):
         screen.note(f"context {self.run('kubectl', 'config', 'current-context', show=False).strip()}")
 
     def url(self, pod: Any) -> str:
-        name = str(pod["metadata"]["name"])
+        name, address = str(pod["metadata"]["name"]), str(pod["status"]["podIP"])
+        if address.startswith("127."):  # a world of sandbox/ that somebody has up: a process of this machine
+            return f"http://{address}:{ENGINE_PORT}/v1"
         if name not in self._forwards or self._forwards[name][0].poll() is not None:
             self._forwards[name] = self._forward(name)
         return f"http://127.0.0.1:{self._forwards[name][1]}/v1"

@@ -28,6 +28,11 @@ def ask(service: Service, max_tokens: int = 48) -> str:
     return answer.choices[0].message.content or ""
 
 
+def test_the_charts_own_test(service: Service) -> None:
+    words = service.world.run("helm", "test", story.RELEASE, "-n", story.NAMESPACE, show=False).split()
+    assert words[words.index("Phase:") + 1] == "Succeeded"
+
+
 def test_an_answer(service: Service) -> None:
     text = ask(service)
     assert any(word in text.lower() for word in ("fish", "whale", "shark", "dolphin", "turtle", "octopus"))
