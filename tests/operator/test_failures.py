@@ -73,7 +73,9 @@ def test_before_after_and_without_the_crd(space: Space, operator: Start, kubelet
         space.apply("fish")
         eventually(lambda: space.condition("fish", "Ready")[0] == "True", "reconciles once the CRD is there", 30)
         space.cluster.kubectl("delete", "crd", "speculativemodels.pilotfish.dev", "--timeout=30s")
-        space.kubectl("delete", "deployment", "fish")  # collected in the end, but the collector learns of kinds slowly
+        space.kubectl(
+            "delete", "deployment", "fish", "--ignore-not-found"
+        )  # collected in the end, but the collector learns of kinds slowly
         time.sleep(4)
         assert not space.get(DEPLOYMENTS, "fish")
         assert process.healthz() == (200, "ok\n")
