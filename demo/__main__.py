@@ -16,7 +16,8 @@ from sandbox.errors import SandboxError
 
 def main() -> int:
     keep, cluster = os.environ.get("KEEP", "") not in ("", "0"), os.environ.get("CLUSTER", "")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     world: World | None = None
     code = 1
     try:

@@ -29,10 +29,20 @@ shark leaves it alone. Sailors once beleived that the pilot fish leads the shark
 
 def install(world: World) -> None:
     screen.step("Install the operator")
+    if _exists(world):
+        raise DemoError(f"there is a SpeculativeModel {MODEL} already: kubectl delete speculativemodel {MODEL}")
+    world.touched = True
     extra = shlex.split(os.environ.get("HELM_ARGS", ""))
     world.run("helm", "upgrade", "--install", RELEASE, CHART, "-n", NAMESPACE, "--create-namespace", *extra)
     world.run("kubectl", "-n", NAMESPACE, "rollout", "status", f"deployment/{RELEASE}", "--timeout=120s", timeout=130)
     screen.note("the operator runs, itself as a pod")
+
+
+def _exists(world: World) -> bool:
+    try:
+        return world.get("speculativemodel", MODEL) is not None
+    except DemoError:  # the kind is not known here
+        return False
 
 
 def serve(world: World) -> None:
@@ -100,6 +110,8 @@ def explain(world: World) -> None:
 
 def take_down(world: World) -> None:
     """Best effort: the model, then the operator."""
+    if not world.touched:
+        return
     screen.step("Take everything down")
     for argv in (
         ("kubectl", "delete", "--ignore-not-found", "--wait=false", "-f", EXAMPLE),

@@ -30,8 +30,9 @@ class DemoError(Exception):
 
 
 class World(ABC):
-    """A cluster that the demo may use."""
+    """A cluster that the demo may use. `touched`: something of the demo may be in it."""
 
+    touched = False
     environment: Mapping[str, str]
 
     def run(self, *argv: str, show: bool = True, timeout: float = 180) -> str:
