@@ -65,7 +65,7 @@ demo: install  ## install the chart, serve a model, ask it, load it until it sca
 	@$(PY) -m demo
 
 bench: install  ## CPU figures: plain, n-gram, adaptive, beside the floor and the reference library
-	@$(PY) -m benchmarks
+	@$(PY) -m benchmarks.decode
 
 down:  ## end every local cluster that was kept
 	@test ! -x $(PY) || $(PY) -m sandbox down
