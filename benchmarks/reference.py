@@ -5,7 +5,7 @@ from __future__ import annotations
 from unittest.mock import patch
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, GgufConfig, LlamaForCausalLM
 
 from pilotfish_engine.source import resolve
 
@@ -16,7 +16,9 @@ def smollm2(dtype: torch.dtype) -> LlamaForCausalLM:
     """Its GGUF loader asks for accelerate, which it would use only to spread a model over devices."""
     path = resolve(SOURCE)
     with patch("transformers.modeling_utils.is_accelerate_available", lambda: True):
-        model = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=dtype)
+        model = AutoModelForCausalLM.from_pretrained(
+            str(path.parent), gguf_file=path.name, dtype=dtype, quantization_config=GgufConfig(dequantize=True)
+        )
     assert isinstance(model, LlamaForCausalLM), f"{path.name} is a Llama checkpoint, and is {type(model).__name__}"
     model.requires_grad_(False)
     return model

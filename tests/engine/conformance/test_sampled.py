@@ -13,7 +13,13 @@ from tests.engine.conformance.conftest import VOCAB, prompts, variants
 from tests.engine.conformance.harness import MAX_RUNNING, NUM_STEPS, Harness, fixed
 
 VARIANTS = variants()
-FILTERS: list[dict[str, Any]] = [{}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.05}, {"top_k": 20, "top_p": 0.9, "min_p": 0.01}]
+FILTERS: list[dict[str, Any]] = [
+    {},
+    {"top_k": 5},
+    {"top_p": 0.7},
+    {"min_p": 0.05},
+    {"top_k": 20, "top_p": 0.9, "min_p": 0.01},
+]
 
 
 def reference_probs(logits: torch.Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0):
