@@ -30,8 +30,8 @@ from pilotfish_engine.worker.profile import measure
 from pilotfish_engine.worker.state import RequestState
 from pilotfish_engine.worker.target import TargetWorker
 
-# a step writes at most this many rows past the last known token, and one more token is known after it
-SLACK = MAX_NUM_DRAFT_TOKENS + 2
+# a step writes at most 64 rows past the last known token, with overlap after another one that the host does not know
+SLACK = 2 * MAX_NUM_DRAFT_TOKENS + 2
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Parts:
 def build(config: EngineConfig) -> Scheduler:
     """A whole engine. Raises as `assemble`."""
     parts = assemble(config)
-    return Scheduler(parts.worker, parts.chunk_size, parts.stop_text)
+    return Scheduler(parts.worker, parts.chunk_size, parts.stop_text, config.capacity.overlap)
 
 
 def assemble(config: EngineConfig, profile: CostProfile | None = None) -> Parts:

@@ -17,6 +17,7 @@ from pilotfish_engine.kv.prefix import PrefixCache
 from pilotfish_engine.messages import Output, Submit
 from pilotfish_engine.scheduler.policy import PrefillWork, missing_pages, pages_for, plan_chunks
 from pilotfish_engine.scheduler.request import Request
+from pilotfish_engine.scheduler.steps import DecodeSteps, committed
 from pilotfish_engine.scheduler.stops import End, StopChecker, StopTextFactory
 from pilotfish_engine.types import Admission, Batch, ForwardMode, GenerationBatchResult, NewPages, Worker, WorkerLimits
 
@@ -31,9 +32,11 @@ class Scheduler:
         worker: Worker,
         chunk_size: int,
         stop_text: StopTextFactory | None = None,
+        overlap: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._worker = worker
+        self._steps = DecodeSteps(worker, overlap)
         self._chunk_size = chunk_size
         self._stop_text = stop_text
         self._clock = clock
@@ -49,6 +52,7 @@ class Scheduler:
         self._concurrency_seconds = 0.0
         self._counted_at = clock()
         self.retractions = 0
+        self._at_work: list[Request] = []  # in the call that may fail now
         self._failed_steps = 0
         self._last_failure = ""
 
@@ -62,7 +66,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting or self._running or self._outputs)
+        return bool(self._waiting or self._running or self._outputs or self._steps.requests)
 
     @property
     def unready(self) -> str | None:
@@ -91,7 +95,8 @@ class Scheduler:
             self._waiting.append(request)
 
     def abort(self, request_id: str) -> None:
-        """Frees what the request holds, at once. Unknown ids are requests that have just ended."""
+        """Frees what the request holds, at once or when the step that is under way ends. Unknown ids are requests that
+        have just ended."""
         request = self._requests.get(request_id)
         if request is not None:
             request.finish_reason = "abort"
@@ -127,6 +132,7 @@ class Scheduler:
 
     def set_envelope(self, update: EnvelopeUpdate) -> EngineReport:
         """Takes effect with the next step. Raises EnvelopeError, and nothing changes, on what the method cannot do."""
+        self._run(self._collect)
         self._worker.set_envelope(update.applied_to(self._worker.speculation_report().envelope))
         return self.report()
 
@@ -145,6 +151,7 @@ class Scheduler:
     def retract_latest(self) -> None:
         """The request admitted last goes back to the head of the queue, to go through again from its tokens; what the
         prefix cache keeps of it is a gain."""
+        self._collect()
         request = self._running[-1]
         self._leave(request)
         self._waiting.appendleft(request)
@@ -153,6 +160,8 @@ class Scheduler:
     # --- admission and pages
 
     def _admit(self) -> None:
+        if self._waiting and self._free_rows:
+            self._run(self._collect)  # rows and pages change only between steps
         while self._waiting and self._free_rows:
             request = self._waiting[0]
             cached = self.prefix.match(request.token_ids[:-1])
@@ -197,12 +206,15 @@ class Scheduler:
     def _grow(self, request: Request) -> NewPages | None:
         """Pages for the next step of a decoding request; others are retracted, the latest first, until they are
         there."""
-        missing = missing_pages(
-            len(request.token_ids), self._worker.reserve_tokens, self.limits.page_size, len(request.pages)
-        )
+        reserve = self._worker.reserve_tokens
+        reserve += reserve if request in self._steps.requests else 0  # what the step under way may commit
+        missing = missing_pages(len(request.token_ids), reserve, self.limits.page_size, len(request.pages))
         if missing == 0:
             return None
         while (fresh := self._allocate(missing)) is None:
+            self._collect()
+            if not request.running:
+                return None
             latest = self._running[-1]
             if latest is request and len(self._running) == 1:
                 self._fail(request, self._too_large(request))
@@ -223,24 +235,29 @@ class Scheduler:
 
     # --- running batches
 
-    def _run(self, batch: Callable[[], None]) -> None:
+    def _run(self, part: Callable[[], None]) -> None:
+        """A step that fails ends the requests that were in it, and no others."""
+        self._at_work = []
         try:
-            batch()
-        except Exception as error:  # a failing step must not take down the requests that are not in it
+            part()
+        except Exception as error:
             self._failed_steps += 1
             self._last_failure = f"{type(error).__name__}: {error}"
-            for request in list(self._running):
+            failed = [*self._at_work, *self._steps.abandon()]
+            for request in [r for r in self._running if r in failed]:
                 self._fail(request, f"the step failed ({self._last_failure})", keep=False)
 
     def _extend(self) -> None:
-        work = [PrefillWork(r.row, r.computed_len, len(r.token_ids)) for r in self._running if not r.decoding]
+        self._at_work = [request for request in self._running if not request.decoding]
+        work = [PrefillWork(r.row, r.computed_len, len(r.token_ids)) for r in self._at_work]
         chunks = plan_chunks(work, self._chunk_size)
         if not chunks:
             return
+        self._collect()
         result = self._worker.forward_batch_generation(Batch(ForwardMode.EXTEND, chunks=chunks))
         self._failed_steps = 0
         by_row = {request.row: request for request in self._running}
-        for chunk, tokens in zip(chunks, _committed(result), strict=True):
+        for chunk, tokens in zip(chunks, committed(result), strict=True):
             request = by_row[chunk.row]
             request.computed_len = chunk.end
             if chunk.last:
@@ -248,26 +265,40 @@ class Scheduler:
                 self._commit(request, tokens)
 
     def _decode(self) -> None:
-        batch, new_pages = [], []
-        for request in [r for r in self._running if r.decoding]:
-            if not request.running:  # retracted for an earlier one
-                continue
-            added = self._grow(request)
-            if request.running:
-                batch.append(request)
-                if added is not None:
-                    new_pages.append(added)
-        batch = [request for request in batch if request.running]
-        if not batch:
-            return
-        rows = [request.row for request in batch]
-        new_pages = [added for added in new_pages if added.row in rows]
-        result = self._worker.forward_batch_generation(
-            Batch(ForwardMode.DECODE, rows=rows, new_pages=new_pages, context_tokens=self._context_tokens(batch))
+        """Starts the next step, then commits what the one before it gave; without overlap that is the same step."""
+        new_pages = []
+        for request in self._decoding():
+            added = self._grow(request) if request.running else None
+            if added is not None:
+                new_pages.append(added)
+        self._at_work = self._decoding()
+        rows = [request.row for request in self._at_work]
+        batch = Batch(
+            ForwardMode.DECODE,
+            rows=rows,
+            new_pages=[added for added in new_pages if added.row in rows],
+            context_tokens=self._context_tokens(self._at_work),
         )
+        done = self._steps.next(self._at_work, batch)
+        if done is not None:
+            self._commit_step(*done)
+
+    def _decoding(self) -> list[Request]:
+        return [request for request in self._running if request.decoding and request.finish_reason is None]
+
+    def _collect(self) -> None:
+        """Commits the step that is under way, if one is: from here on the host knows what the device knows."""
+        done = self._steps.collect()
+        if done is not None:
+            self._commit_step(*done)
+
+    def _commit_step(self, requests: Sequence[Request], result: GenerationBatchResult) -> None:
         self._failed_steps = 0
         plain = result.num_draft_tokens == 1
-        for request, tokens, drafted in zip(batch, _committed(result), result.draft_lens.tolist(), strict=True):
+        for request, tokens, drafted in zip(requests, committed(result), result.draft_lens.tolist(), strict=True):
+            if request.finish_reason is not None:  # it ended while this step was under way
+                self._retire(request)
+                continue
             request.drafted_tokens += drafted
             request.accepted_tokens += self._commit(request, tokens)
             self._counts.update(steps=not plain, plain_steps=plain, drafted_tokens=drafted)
@@ -295,7 +326,10 @@ class Scheduler:
     # --- the end of a request
 
     def _retire(self, request: Request) -> None:
+        """Ends what has a finish_reason. A request in a step that is under way leaves when the step is committed."""
         self._requests.pop(request.request_id, None)
+        if request in self._steps.requests:
+            return
         if request.running:
             self._leave(request)
         elif request in self._waiting:
@@ -340,9 +374,3 @@ class Scheduler:
 
     def _context_tokens(self, requests: Sequence[Request]) -> int:
         return sum(request.computed_len for request in requests)
-
-
-def _committed(result: GenerationBatchResult) -> list[list[int]]:
-    """The committed tokens of each request, out of the strided form."""
-    flat, stride = result.next_token_ids.tolist(), result.num_draft_tokens
-    return [flat[i * stride : i * stride + n] for i, n in enumerate(result.accept_lens.tolist())]

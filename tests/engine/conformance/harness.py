@@ -81,10 +81,10 @@ class Answer:
 class Harness:
     """`scheduler` is new for every case; the loaded models are shared, and their pools start as NaN."""
 
-    def __init__(self, parts: Parts, chunk_size: int = 512) -> None:
+    def __init__(self, parts: Parts, chunk_size: int = 512, overlap: bool = False) -> None:
         self.parts = parts
         self.worker = Watched(parts)
-        self.scheduler = Scheduler(self.worker, chunk_size, parts.stop_text)
+        self.scheduler = Scheduler(self.worker, chunk_size, parts.stop_text, overlap)
         self.answers: dict[str, Answer] = {}
         self._ids = 0
         for cache in self.caches():

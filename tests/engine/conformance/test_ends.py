@@ -24,9 +24,9 @@ class Letters:
         return min(found) if found else None
 
 
-def start(engine, method, draft, topk=1):
+def start(engine, method, draft, topk=1, overlap=False):
     harness = Harness(engine(method, draft, 1))
-    harness.scheduler = Scheduler(Watched(harness.parts), 512, Letters)
+    harness.scheduler = Scheduler(Watched(harness.parts), 512, Letters, overlap)
     harness.scheduler.set_envelope(fixed(NUM_STEPS, topk))
     return harness
 
@@ -42,9 +42,10 @@ def first(answer, *wanted):
 @pytest.mark.parametrize("at", range(0, 12))
 @pytest.mark.parametrize(("method", "draft"), [v for v in VARIANTS if v[1] != "random"])
 def test_every_cause_at_every_place(engine, greedy, method, draft, at):
+    overlap = at % 2 == 0
     prompt = prompts(1, seed=21, shortest=20)[0]
     answer = greedy(prompt, 16)
-    harness = start(engine, method, draft)
+    harness = start(engine, method, draft, overlap=overlap)
     stop_token = harness.submit(prompt, ignore_eos=True, stop_token_ids=(answer[at],))
     length = harness.submit(prompt, ignore_eos=True, max_tokens=at + 1)
     run = tuple(answer[at : at + 2])
@@ -82,7 +83,7 @@ def test_the_end_token_ends_unless_it_is_ignored(engine, greedy, method, draft):
 @pytest.mark.parametrize("topk", [1, 4])
 @pytest.mark.parametrize(("method", "draft"), VARIANTS)
 def test_counts_are_what_was_sent(engine, method, draft, topk):
-    harness = start(engine, method, draft, topk)
+    harness = start(engine, method, draft, topk, overlap=topk == 1)
     for number, prompt in enumerate(prompts(9, seed=23)):
         harness.submit(prompt, max_tokens=5 + 3 * number)
     harness.drain()

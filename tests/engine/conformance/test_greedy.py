@@ -11,18 +11,18 @@ VARIANTS = variants()
 SETTINGS = [(1, 1), (NUM_STEPS, 1), (NUM_STEPS, 2), (3, 4)]
 
 
-def start(engine, method, draft, page_size, num_steps, topk, chunk_size=512):
-    harness = Harness(engine(method, draft, page_size), chunk_size)
+def start(engine, method, draft, page_size, num_steps, topk, chunk_size=512, overlap=False):
+    harness = Harness(engine(method, draft, page_size), chunk_size, overlap)
     harness.scheduler.set_envelope(fixed(num_steps, topk))
     return harness
 
 
 @pytest.mark.parametrize(("num_steps", "topk"), SETTINGS)
-@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize(("page_size", "overlap"), [(1, True), (16, False)])
 @pytest.mark.parametrize(("method", "draft"), VARIANTS)
-def test_tokens_equal_the_reference(engine, greedy, method, draft, page_size, num_steps, topk):
+def test_tokens_equal_the_reference(engine, greedy, method, draft, page_size, overlap, num_steps, topk):
     """A batch larger than the rows, of different lengths and ends; then again, from the prefix cache."""
-    harness = start(engine, method, draft, page_size, num_steps, topk)
+    harness = start(engine, method, draft, page_size, num_steps, topk, overlap=overlap)
     batch = prompts(MAX_RUNNING + 3, seed=1)
     limits = [1 + 3 * i for i in range(len(batch))]
     for _ in range(2):
@@ -34,20 +34,20 @@ def test_tokens_equal_the_reference(engine, greedy, method, draft, page_size, nu
 
 
 @pytest.mark.parametrize("chunk_size", [1, 5])
-@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize(("page_size", "overlap"), [(1, False), (16, True)])
 @pytest.mark.parametrize(("method", "draft"), VARIANTS)
-def test_chunked_prefill(engine, greedy, method, draft, page_size, chunk_size):
-    harness = start(engine, method, draft, page_size, NUM_STEPS, 1, chunk_size)
+def test_chunked_prefill(engine, greedy, method, draft, page_size, overlap, chunk_size):
+    harness = start(engine, method, draft, page_size, NUM_STEPS, 1, chunk_size, overlap)
     batch = prompts(4, seed=2)
     assert harness.run(batch, max_tokens=12, ignore_eos=True) == [greedy(p, 12) for p in batch]
 
 
-@pytest.mark.parametrize("topk", [1, 4])
+@pytest.mark.parametrize(("topk", "overlap"), [(1, True), (4, False), (4, True)])
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize(("method", "draft"), VARIANTS)
-def test_retraction_under_pressure(engine, greedy, method, draft, page_size, topk):
+def test_retraction_under_pressure(engine, greedy, method, draft, page_size, overlap, topk):
     """Another holder takes most of the pool, so that requests are retracted in the middle and resume."""
-    harness = start(engine, method, draft, page_size, NUM_STEPS, topk, chunk_size=16)
+    harness = start(engine, method, draft, page_size, NUM_STEPS, topk, 16, overlap)
     pool = harness.scheduler.pool
     kept = 2 * (MAX_MODEL_LEN // page_size)
     taken = pool.allocate(pool.num_free - kept)
@@ -67,10 +67,11 @@ def test_retraction_under_pressure(engine, greedy, method, draft, page_size, top
     harness.scheduler.check()
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("when", [1, 2, 4])
 @pytest.mark.parametrize(("method", "draft"), VARIANTS)
-def test_abort_frees_at_once_and_disturbs_nobody(engine, greedy, method, draft, when):
-    harness = start(engine, method, draft, 16, NUM_STEPS, 2, chunk_size=8)
+def test_abort_frees_all_and_disturbs_nobody(engine, greedy, method, draft, when, overlap):
+    harness = start(engine, method, draft, 16, NUM_STEPS, 2, 8, overlap)
     batch = prompts(4, seed=4, shortest=12)
     ids = [harness.submit(p, max_tokens=20, ignore_eos=True) for p in batch]
     for _ in range(when):
@@ -83,10 +84,10 @@ def test_abort_frees_at_once_and_disturbs_nobody(engine, greedy, method, draft, 
     assert harness.scheduler.pool.num_free + harness.scheduler.prefix.num_cached == harness.scheduler.pool.num_pages
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize(("page_size", "overlap"), [(1, True), (16, False)])
 @pytest.mark.parametrize(("method", "draft"), VARIANTS)
-def test_boundaries(engine, greedy, method, draft, page_size):
-    harness = start(engine, method, draft, page_size, NUM_STEPS, 1)
+def test_boundaries(engine, greedy, method, draft, page_size, overlap):
+    harness = start(engine, method, draft, page_size, NUM_STEPS, 1, overlap=overlap)
     one, longest = [5], prompts(1, seed=5, shortest=MAX_MODEL_LEN - 1, longest=MAX_MODEL_LEN)[0]
     assert len(longest) == MAX_MODEL_LEN - 1
     assert harness.run([one], max_tokens=10, ignore_eos=True) == [greedy(one, 10)]
@@ -101,10 +102,10 @@ def test_boundaries(engine, greedy, method, draft, page_size):
 
 
 @pytest.mark.parametrize("disturbed", ["", "chunks", "prefix hit", "retracted", "disabled"])
-@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize(("page_size", "overlap"), [(1, True), (16, False), (16, True)])
 @pytest.mark.parametrize("method", sorted({method for method, draft in VARIANTS if draft}))
-def test_a_draft_equal_to_the_target_is_always_accepted(engine, greedy, method, page_size, disturbed):
-    harness = start(engine, method, "equal", page_size, NUM_STEPS, 1, 5 if disturbed == "chunks" else 512)
+def test_a_draft_equal_to_the_target_is_always_accepted(engine, greedy, method, page_size, overlap, disturbed):
+    harness = start(engine, method, "equal", page_size, NUM_STEPS, 1, 5 if disturbed == "chunks" else 512, overlap)
     prompt = prompts(1, seed=6, shortest=30, longest=31)[0]
     if disturbed == "prefix hit":
         harness.run([[*prompt, 3]], max_tokens=2)

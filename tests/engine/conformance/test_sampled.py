@@ -47,7 +47,7 @@ def test_a_seed_gives_the_tokens_of_plain_decoding(engine, method, draft, topk):
     alone = []
     for prompt, values in zip(batch, params, strict=True):  # one at a time: the seed does not depend on the batch
         alone += plain.run([prompt], max_tokens=20, ignore_eos=True, **values)
-    harness = Harness(engine(method, draft, 16), chunk_size=7)
+    harness = Harness(engine(method, draft, 16), chunk_size=7, overlap=topk == 4)
     harness.scheduler.set_envelope(fixed(NUM_STEPS, topk))
     ids = [
         harness.submit(p, max_tokens=20, ignore_eos=True, **values) for p, values in zip(batch, params, strict=True)

@@ -21,12 +21,13 @@ UPDATES = st.builds(
 )
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(("method", "draft"), variants())
-def test_switching_changes_no_token(engine, greedy, method, draft):
-    @settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_switching_changes_no_token(engine, greedy, method, draft, overlap):
+    @settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(st.lists(st.tuples(UPDATES, st.integers(1, 4)), min_size=2, max_size=8))
     def run(script):
-        harness = Harness(engine(method, draft, 16), chunk_size=9)
+        harness = Harness(engine(method, draft, 16), chunk_size=9, overlap=overlap)
         ids = [harness.submit(p, max_tokens=25, ignore_eos=True) for p in BATCH]
         for update, steps in script:
             harness.scheduler.set_envelope(update)

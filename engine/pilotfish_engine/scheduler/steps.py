@@ -1,0 +1,66 @@
+"""Decode steps in order: one at a time, or with overlap one under way while the next is planned.
+
+With overlap the worker runs in a thread of its own. A step is started before the one before it is committed: device
+state is always ahead of the host's, and what the host does not know yet (how many tokens came, who ended) it learns
+one step later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from pilotfish_engine.scheduler.request import Request
+from pilotfish_engine.types import Batch, GenerationBatchResult, Worker
+
+Done = tuple[Sequence[Request], GenerationBatchResult]
+
+
+class DecodeSteps:
+    """At most one step is under way. `requests`: those in it; empty when none is."""
+
+    def __init__(self, worker: Worker, overlap: bool) -> None:
+        self._worker = worker
+        self._thread = ThreadPoolExecutor(1, "decode") if overlap else None
+        self.requests: Sequence[Request] = ()
+        self._result: Callable[[], GenerationBatchResult] | None = None
+
+    def next(self, requests: Sequence[Request], batch: Batch) -> Done | None:
+        """Starts a step of `requests` (none: starts nothing), and returns the one to commit now, if there is one.
+
+        Raises what the step to commit raised.
+        """
+        if self._thread is None:
+            return (requests, self._worker.forward_batch_generation(batch)) if requests else None
+        before, result_before = self.requests, self._result
+        self.requests, self._result = (), None
+        if requests:
+            self.requests, self._result = requests, self._thread.submit(self._run, batch).result
+        return (before, result_before()) if result_before is not None else None
+
+    def collect(self) -> Done | None:
+        """Waits for the step under way and returns it for committing; None when there is none. Raises what it
+        raised."""
+        requests, result = self.requests, self._result
+        self.requests, self._result = (), None
+        return (requests, result()) if result is not None else None
+
+    def abandon(self) -> Sequence[Request]:
+        """Waits for the step under way, forgets its result, and returns its requests."""
+        requests, result = self.requests, self._result
+        self.requests, self._result = (), None
+        if result is not None:
+            try:
+                result()
+            except Exception:  # its requests are ended by the caller for the failure before it
+                return requests
+        return requests
+
+    def _run(self, batch: Batch) -> GenerationBatchResult:
+        return self._worker.forward_batch_generation(batch)
+
+
+def committed(result: GenerationBatchResult) -> list[list[int]]:
+    """The committed tokens of each request, out of the strided form."""
+    flat, stride = result.next_token_ids.tolist(), result.num_draft_tokens
+    return [flat[i * stride : i * stride + n] for i, n in enumerate(result.accept_lens.tolist())]
