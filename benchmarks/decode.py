@@ -32,6 +32,7 @@ from pilotfish_engine.tokenizer import load
 BATCHES = (1, 4, 16)
 ROUNDS = 3
 TOKENS = 96
+REFERENCE_TOKENS = 24
 PROMPT_TOKENS = 160
 NUM_STEPS = 4
 PLAIN = EnvelopeUpdate(num_steps=0, tuning="Adaptive")
@@ -111,7 +112,7 @@ def reference_rate(model: LlamaForCausalLM, batch: Sequence[list[int]]) -> float
         return time.perf_counter() - begun
 
     with torch.inference_mode():
-        return len(batch) * (TOKENS // 2 - 1) / (seconds(TOKENS // 2) - seconds(1))
+        return len(batch) * (REFERENCE_TOKENS - 1) / (seconds(REFERENCE_TOKENS) - seconds(1))
 
 
 def build(dtype: str) -> Parts:
@@ -140,14 +141,16 @@ def run(dtype: str) -> list[Bar]:
     def keep(row: str, kind: str, batch: int, rate: float) -> None:
         rates[row, kind, batch] = max(rates.get((row, kind, batch), 0.0), rate)
 
-    for turn, (kind, texts), batch in itertools.product(range(ROUNDS), kinds.items(), BATCHES):
-        print(f"\rround {turn + 1}/{ROUNDS}, {kind}, batch {batch} ", end="", file=sys.stderr, flush=True)
-        keep("torch linear", kind, batch, linear_rate(parts, batch, torch_linear))
-        keep("own linear", kind, batch, linear_rate(parts, batch, lambda x, layer: layer(x)))
-        for name, envelope in SETTINGS.items():
-            keep(name, kind, batch, engine_rate(parts, envelope, texts[:batch]))
-        if turn < 2:
-            keep("transformers", kind, batch, reference_rate(model, texts[:batch]))
+    for turn, batch in itertools.product(range(ROUNDS), BATCHES):
+        print(f"\rround {turn + 1}/{ROUNDS}, batch {batch} ", end="", file=sys.stderr, flush=True)
+        linear = {"torch linear": torch_linear, "own linear": lambda x, layer: layer(x)}
+        bare = {row: linear_rate(parts, batch, apply) for row, apply in linear.items()}
+        bare["transformers"] = reference_rate(model, kinds["chat"][:batch])
+        for kind, texts in kinds.items():
+            for row, rate in bare.items():  # the same work whatever the text says
+                keep(row, kind, batch, rate)
+            for row, envelope in SETTINGS.items():
+                keep(row, kind, batch, engine_rate(parts, envelope, texts[:batch]))
     print("\r", end="", file=sys.stderr)
     show(rates, dtype)
     return bars(rates)

@@ -133,12 +133,23 @@ def _kv_tokens(config: EngineConfig, max_model_len: int) -> int:
 
 
 def check_vocabulary(target: Path, shape: ModelShape, draft: Path) -> None:
-    """Raises MethodError unless both checkpoints have the same tokens under the same numbers."""
+    """Raises MethodError unless both checkpoints have the same tokens under the same numbers; of one that comes without
+    a tokenizer only the size can be compared."""
     found = read_shape(draft).vocab_size
     if found != shape.vocab_size:
         raise MethodError(
             f"the draft {draft.name} has a vocabulary of {found} tokens and the target {target.name} one of "
             f"{shape.vocab_size}; a draft of the target's own family would work"
+        )
+    own, other = _tokenizer(target), _tokenizer(draft)
+    if own is None or other is None:
+        return
+    differing = [number for number, (a, b) in enumerate(zip(own.pieces, other.pieces, strict=False)) if a != b]
+    if differing:
+        number = differing[0]
+        raise MethodError(
+            f"token {number} is {other.pieces[number]!r} in the draft {draft.name} and {own.pieces[number]!r} in the "
+            f"target {target.name} ({len(differing)} tokens differ); a draft of the target's own family would work"
         )
 
 
