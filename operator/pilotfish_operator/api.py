@@ -336,7 +336,7 @@ class EffectiveStatus(SettingsStatus):
 class SpeculationStatus(Part):
     """What was decided, what runs, and what it brings."""
 
-    active: bool | None = Field(None, description="Whether any replica's last step speculated.")
+    active: bool | None = Field(None, description="Whether any replica speculates now, probes left out.")
     method: str | None = Field(None, description="The method that the engines run.")
     desired: SettingsStatus | None = Field(None, description="What the operator set.")
     effective: EffectiveStatus | None = Field(None, description="What the engines report.")

@@ -80,7 +80,7 @@ class CostProfile(_Frozen):
 
 
 class Effective(_Frozen):
-    """What the engine really runs now. `active`: the last step speculated."""
+    """What the engine really runs now, probes left out. `active`: it speculates, and has done so at least once."""
 
     num_steps: int
     topk: int

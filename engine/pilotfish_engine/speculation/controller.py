@@ -50,7 +50,6 @@ class Controller:
         self._decided_batch = 0
         self._steps_since = 0
         self._context_per_request = 0.0
-        self._active = False
         self._running_ms = 0.0  # of a step of _settings, as of the last decision
         self._next_probe: Settings | None = None
         self._probe_price_ms = 0.0
@@ -92,7 +91,7 @@ class Controller:
             topk=self._settings.topk,
             num_draft_tokens=self._settings.num_draft_tokens,
             disable_threshold=self._auto_threshold() if threshold == "Auto" else threshold,
-            active=self._active,
+            active=self._settings.num_steps > 0 and self._estimate.accept_length is not None,
         )
 
     def set_envelope(self, envelope: Envelope) -> None:
@@ -120,7 +119,6 @@ class Controller:
         if step_ms is not None:
             predicted_ms = spec_step_ms(self._profile, batch, context_tokens, settings)
             self._times.observe(settings, batch, step_ms / predicted_ms)
-        self._active = settings.num_steps > 0
         self._steps_since += 1
         if settings is self._settings or settings == self._settings:
             self._credit_ms += PROBE_SHARE * self._running_ms
