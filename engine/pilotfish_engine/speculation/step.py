@@ -37,8 +37,8 @@ class Step:
     state: RequestState
     proposer: Proposer | None
 
-    def __call__(self, host_rows: Sequence[int], settings: Settings) -> StepResult:
-        rows = self.state.row_index(host_rows)
+    def __call__(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> StepResult:
+        """rows: int64 [B] on the device, `host_rows` the same on the host, which knows of them what needs no copy."""
         tree = self.draft(rows, host_rows, settings)
         target_ids, hidden = self.target_pass(rows, host_rows, tree)
         verdict = verify(tree, target_ids, settings.num_steps)

@@ -55,11 +55,11 @@ class _Bench:
         verify = self._verify_table(envelope)
         speculates = self.step.proposer is not None and envelope.num_steps > 0
         draft, extend = self._draft_tables() if speculates else ([], [])
-        plain_overhead = max(0.0, self._time(1, lambda rows: self.step(rows, PLAIN)) - _at(verify, 1))
+        plain_overhead = max(0.0, self._time(1, self._step_of(PLAIN)) - _at(verify, 1))
         overhead = plain_overhead
         if speculates:
             chain = Settings(num_steps=2, topk=1, num_draft_tokens=3)
-            whole = self._time(1, lambda rows: self.step(rows, chain))
+            whole = self._time(1, self._step_of(chain))
             # a speculative step does all that a plain one does: a smaller difference is noise of the subtraction
             overhead = max(overhead, whole - 2 * draft[0][1] - extend[0][1] - _at(verify, 3))
         return CostProfile(
@@ -83,6 +83,9 @@ class _Bench:
             if table[-1][1] > LARGEST_PASS_MS:
                 break
         return table
+
+    def _step_of(self, settings: Settings) -> Callable[[list[int]], object]:
+        return lambda rows: self.step(self.step.state.row_index(rows), rows, settings)
 
     def _pass_over(self, width: int) -> Callable[[list[int]], object]:
         """A target pass over `width` nodes a row, as a chain."""

@@ -118,7 +118,7 @@ class TargetWorker:
     def _decode(self, host_rows: Sequence[int], context_tokens: int) -> GenerationBatchResult:
         settings = self._controller.choose(len(host_rows), context_tokens)
         begun = self._clock()
-        result = self._step(host_rows, settings)
+        result = self._step(self._step.state.row_index(host_rows), host_rows, settings)
         next_token_ids = result.next_token_ids.tolist()  # the one copy of the result; waits for the step
         accept_lens, draft_lens = result.accept_lens.tolist(), result.draft_lens.tolist()
         step_ms = (self._clock() - begun) * 1e3

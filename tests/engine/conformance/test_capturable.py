@@ -60,10 +60,11 @@ def test_a_step_is_capturable(engine, monkeypatch, method, draft, num_steps, top
     harness.step()
     settings = Settings(num_steps=num_steps, topk=topk, num_draft_tokens=1 if num_steps == 0 else 9)
     rows = [0, 1, 2]
+    index = parts.step.state.row_index(rows)
     for name in HOST_COPIES:
         monkeypatch.setattr(torch.Tensor, name, refuse)
     with torch.inference_mode(), Capturable():
-        result = parts.step(rows, settings)
+        result = parts.step(index, rows, settings)
     monkeypatch.undo()
     assert min(result.accept_lens.tolist()) >= 1
 

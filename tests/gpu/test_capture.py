@@ -1,0 +1,54 @@
+"""One step of each method as one CUDA graph: captured once, replayed for a whole answer, equal to eager steps.
+
+Needs a CUDA device; CI has none and does not collect this folder.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pilotfish_engine.contract.speculation import PLAIN, Settings
+from tests.engine.conformance.conftest import checkpoints, engine, prompts, reference  # noqa: F401 (fixtures)
+from tests.engine.conformance.harness import Harness, fixed
+
+ROWS = [0, 1, 2]
+STEPS = 5
+
+
+def started(parts, num_steps, topk):
+    """Three requests whose prompts are through, and the state after that."""
+    harness = Harness(parts)
+    harness.scheduler.set_envelope(fixed(num_steps, topk))
+    for prompt in prompts(3, seed=51):
+        harness.submit(prompt, max_tokens=60, ignore_eos=True)
+    harness.scheduler._admit()
+    harness.scheduler._extend()
+    return parts.step.state
+
+
+@pytest.mark.parametrize(("num_steps", "topk"), [(0, 1), (4, 1), (4, 4)])
+def test_a_step_is_one_graph(engine, num_steps, topk):  # noqa: F811
+    parts = engine("STANDALONE", "near", 16)
+    settings = PLAIN if num_steps == 0 else Settings(num_steps=num_steps, topk=topk, num_draft_tokens=8)
+    state = started(parts, num_steps, topk)
+    rows = state.row_index(ROWS)
+    eager = []
+    with torch.inference_mode():
+        for _ in range(STEPS):
+            result = parts.step(rows, ROWS, settings)
+            eager.append((result.next_token_ids.tolist(), result.accept_lens.tolist()))
+        started(parts, num_steps, topk)
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            parts.step(rows, ROWS, settings)  # warm-up: libraries make their workspaces
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = parts.step(rows, ROWS, settings)
+        started(parts, num_steps, topk)  # warm-up has moved the state on
+        replayed = []
+        for _ in range(STEPS):
+            graph.replay()
+            replayed.append((result.next_token_ids.tolist(), result.accept_lens.tolist()))
+    assert replayed == eager
