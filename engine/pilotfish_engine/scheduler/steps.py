@@ -32,23 +32,21 @@ class DecodeSteps:
         """
         if self._thread is None:
             return (requests, self._worker.forward_batch_generation(batch)) if requests else None
-        before, result_before = self.requests, self._result
-        self.requests, self._result = (), None
+        before, result_before = self._take()
         if requests:
-            self.requests, self._result = requests, self._thread.submit(self._run, batch).result
+            self.requests = requests
+            self._result = self._thread.submit(self._worker.forward_batch_generation, batch).result
         return (before, result_before()) if result_before is not None else None
 
     def collect(self) -> Done | None:
         """Waits for the step under way and returns it for committing; None when there is none. Raises what it
         raised."""
-        requests, result = self.requests, self._result
-        self.requests, self._result = (), None
+        requests, result = self._take()
         return (requests, result()) if result is not None else None
 
     def abandon(self) -> Sequence[Request]:
         """Waits for the step under way, forgets its result, and returns its requests."""
-        requests, result = self.requests, self._result
-        self.requests, self._result = (), None
+        requests, result = self._take()
         if result is not None:
             try:
                 result()
@@ -56,8 +54,11 @@ class DecodeSteps:
                 return requests
         return requests
 
-    def _run(self, batch: Batch) -> GenerationBatchResult:
-        return self._worker.forward_batch_generation(batch)
+    def _take(self) -> tuple[Sequence[Request], Callable[[], GenerationBatchResult] | None]:
+        """The step under way, which from here on is the caller's to wait for."""
+        taken = self.requests, self._result
+        self.requests, self._result = (), None
+        return taken
 
 
 def committed(result: GenerationBatchResult) -> list[list[int]]:
