@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def configured(flags: Mapping[str, str | None]) -> EngineConfig:
     """The configuration, with everything checked that can be without loading a model. Raises UsageError."""
     config = resolve(flags)
-    registry.resolve(config.speculation.method, config.speculation.draft)
+    registry.check(config.speculation.method, config.speculation.draft)
     for source in (config.model.source, config.speculation.draft):
         if source is not None and is_local(source):
             resolve_source(source)

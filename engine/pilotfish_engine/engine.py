@@ -21,7 +21,7 @@ from pilotfish_engine.scheduler.stops import StopTextFactory
 from pilotfish_engine.source import resolve
 from pilotfish_engine.speculation import registry
 from pilotfish_engine.speculation.controller import Controller
-from pilotfish_engine.speculation.proposer import ProposerContext
+from pilotfish_engine.speculation.proposer import Models, ProposerContext
 from pilotfish_engine.speculation.step import Step
 from pilotfish_engine.tokenizer import StopStrings, Tokenizer
 from pilotfish_engine.tokenizer import load as load_tokenizer
@@ -55,7 +55,7 @@ def assemble(config: EngineConfig, profile: CostProfile | None = None) -> Parts:
     where it can."""
     path = resolve(config.model.source)
     shape = read_shape(path)
-    method = registry.resolve(config.speculation.method, config.speculation.draft)
+    method, models = _method(config, path, shape)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = resolve_dtype(config.model.dtype, device)
     max_model_len = _max_model_len(config.model.max_model_len, shape)
@@ -67,15 +67,8 @@ def assemble(config: EngineConfig, profile: CostProfile | None = None) -> Parts:
     target = load(path, dtype, device, max_positions=state.length)
     proposer = None
     if method is not None:
-        context = ProposerContext(
-            state=state,
-            num_pages=num_pages,
-            page_size=capacity.page_size,
-            dtype=dtype,
-            draft=config.speculation.draft,
-            check_vocabulary=lambda draft: check_vocabulary(path, shape, draft),
-        )
-        proposer = method.load()(context)
+        context = ProposerContext(models, target, state, num_pages, capacity.page_size, dtype)
+        proposer = method.load().build(context)
     step = Step(target, target.new_kv_cache(num_pages, capacity.page_size), state, proposer)
     envelope = config.speculation.envelope
     if method is None:
@@ -101,6 +94,20 @@ def assemble(config: EngineConfig, profile: CostProfile | None = None) -> Parts:
     )
     stop_text = None if tokenizer is None else lambda stops: StopStrings(tokenizer, stops)
     return Parts(step, worker, capacity.chunk_size, stop_text)
+
+
+def _method(config: EngineConfig, path: Path, shape: ModelShape) -> tuple[registry.Method | None, Models]:
+    """The configured method, judged against both checkpoints' metadata."""
+    wanted = config.speculation
+    registry.check(wanted.method, wanted.draft)
+    draft = None if wanted.draft is None else resolve(wanted.draft)
+    models = Models(path, shape, draft, lambda other: check_vocabulary(path, shape, other))
+    method = registry.resolve(wanted.method, models)
+    if method is not None:
+        if wanted.envelope.topk > 1 and not method.trees:
+            raise MethodError(f"topk is {wanted.envelope.topk}, but {method.name} drafts chains; --topk 1 would work")
+        method.load().check(models, wanted.envelope)
+    return method, models
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:

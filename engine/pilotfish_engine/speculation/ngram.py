@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import torch
 
-from pilotfish_engine.contract.speculation import Settings
+from pilotfish_engine.contract.speculation import Envelope, Settings
 from pilotfish_engine.errors import MethodError
-from pilotfish_engine.speculation.proposer import ProposerContext, TargetHidden
+from pilotfish_engine.speculation.proposer import Models, ProposerContext, TargetHidden
 from pilotfish_engine.speculation.tree import Candidates
 from pilotfish_engine.speculation.verify import Verdict
 from pilotfish_engine.types import Chunk
@@ -90,6 +90,14 @@ class NgramProposer:
 
     def reusable_len(self, row: int, seq_len: int) -> int:
         return seq_len
+
+
+def recognises(models: Models) -> bool:
+    return True
+
+
+def check(models: Models, envelope: Envelope) -> None:
+    pass
 
 
 def build(context: ProposerContext) -> NgramProposer:

@@ -13,7 +13,9 @@ from typing import Protocol
 
 import torch
 
-from pilotfish_engine.contract.speculation import Settings
+from pilotfish_engine.contract.speculation import Envelope, Settings
+from pilotfish_engine.model.decoder import Decoder
+from pilotfish_engine.model.shape import ModelShape
 from pilotfish_engine.speculation.tree import Candidates
 from pilotfish_engine.speculation.verify import Verdict
 from pilotfish_engine.types import Chunk
@@ -62,20 +64,42 @@ class Proposer(Protocol):
         ...
 
 
-class ProposerFactory(Protocol):
-    """Builds a method's proposer beside a loaded target. Raises MethodError on a draft that does not fit."""
+@dataclass(frozen=True)
+class Models:
+    """What a method is judged by before any weight is read. check_vocabulary raises MethodError when the checkpoint at
+    a path has not the target's vocabulary."""
 
-    def __call__(self, context: ProposerContext) -> Proposer: ...
+    target: Path
+    target_shape: ModelShape
+    draft: Path | None
+    check_vocabulary: Callable[[Path], None]
 
 
 @dataclass(frozen=True)
 class ProposerContext:
-    """draft: source of the draft checkpoint, None for methods without one. num_pages: of the target's pool.
-    check_vocabulary raises MethodError when the checkpoint at a path has not the target's vocabulary."""
+    """Beside what a proposer is built: the loaded target, the rows' state, and the target's pool of `num_pages`."""
 
+    models: Models
+    target: Decoder
     state: RequestState
     num_pages: int
     page_size: int
     dtype: torch.dtype
-    draft: str | None
-    check_vocabulary: Callable[[Path], None]
+
+
+class MethodModule(Protocol):
+    """The functions of a method's module."""
+
+    @staticmethod
+    def recognises(models: Models) -> bool:
+        """Whether the checkpoints say that they are of this method. Reads metadata only."""
+        ...
+
+    @staticmethod
+    def check(models: Models, envelope: Envelope) -> None:
+        """Raises MethodError or CheckpointError, from metadata alone, where the checkpoints do not fit the method or
+        the envelope asks for what they cannot do. Runs before the target is loaded."""
+        ...
+
+    @staticmethod
+    def build(context: ProposerContext) -> Proposer: ...

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from pilotfish_engine.errors import MethodError
 
 if TYPE_CHECKING:
-    from pilotfish_engine.speculation.proposer import ProposerFactory
+    from pilotfish_engine.speculation.proposer import MethodModule, Models
 
 NO_METHOD = "None"
 AUTO = "Auto"
@@ -20,16 +20,19 @@ AUTO = "Auto"
 
 @dataclass(frozen=True)
 class Method:
-    """factory: "module:function" of a ProposerFactory. needs_draft: a draft checkpoint is required (else refused)."""
+    """module: where the functions of MethodModule stand. needs_draft, takes_draft: a draft checkpoint is required,
+    allowed. trees: topk above 1 works. Auto asks the methods by `preference`, largest first, which of them the
+    checkpoints fit; 0 is never asked."""
 
     name: str
-    factory: str
+    module: str
     needs_draft: bool
     trees: bool
+    preference: int = 0
+    takes_draft: bool = False
 
-    def load(self) -> ProposerFactory:
-        module, _, function = self.factory.partition(":")
-        return cast("ProposerFactory", getattr(importlib.import_module(module), function))
+    def load(self) -> MethodModule:
+        return cast("MethodModule", importlib.import_module(self.module))
 
 
 _METHODS: dict[str, Method] = {}
@@ -41,8 +44,8 @@ def register(method: Method) -> None:
     _METHODS[method.name] = method
 
 
-register(Method("NGRAM", "pilotfish_engine.speculation.ngram:build", needs_draft=False, trees=True))
-register(Method("STANDALONE", "pilotfish_engine.speculation.standalone:build", needs_draft=True, trees=True))
+register(Method("NGRAM", "pilotfish_engine.speculation.ngram", needs_draft=False, trees=True, preference=1))
+register(Method("STANDALONE", "pilotfish_engine.speculation.standalone", needs_draft=True, trees=True, preference=1))
 
 
 def methods() -> tuple[Method, ...]:
@@ -54,19 +57,31 @@ def names() -> tuple[str, ...]:
     return (NO_METHOD, AUTO, *_METHODS)
 
 
-def resolve(name: str, draft: str | None) -> Method | None:
-    """The method that a configuration means; None for plain decoding. Raises MethodError naming what would work."""
-    if name == NO_METHOD:
-        if draft is not None:
-            raise MethodError(f"method None takes no draft, but the draft is {draft!r}; leave it out or name a method")
-        return None
-    if name == AUTO:
-        name = "NGRAM" if draft is None else "STANDALONE"
+def check(name: str, draft: str | None) -> None:
+    """Raises MethodError where name and presence of a draft contradict, naming what would work."""
+    if name == NO_METHOD and draft is not None:
+        raise MethodError(f"method None takes no draft, but the draft is {draft!r}; leave it out or name a method")
+    if name in (NO_METHOD, AUTO):
+        return
     method = _METHODS.get(name)
     if method is None:
         raise MethodError(f"method {name!r} is unknown; one of {', '.join(names())} would work")
     if method.needs_draft and draft is None:
         raise MethodError(f"method {name} needs a draft model, and none is given; add --draft")
-    if not method.needs_draft and draft is not None:
+    if draft is not None and not (method.needs_draft or method.takes_draft):
         raise MethodError(f"method {name} takes no draft, but the draft is {draft!r}; leave it out")
-    return method
+
+
+def resolve(name: str, models: Models) -> Method | None:
+    """The method that a configuration means, None for plain decoding; Auto: the first that says the checkpoints are
+    its own. Reads metadata only. Raises MethodError."""
+    if name == NO_METHOD:
+        return None
+    if name != AUTO:
+        return _METHODS[name]
+    has_draft = models.draft is not None
+    for method in sorted(_METHODS.values(), key=lambda method: -method.preference):
+        usable = method.needs_draft or method.takes_draft if has_draft else not method.needs_draft
+        if usable and method.preference > 0 and method.load().recognises(models):
+            return method
+    raise MethodError(f"the draft {models.draft} is none that a method knows; one of {', '.join(names())} would work")

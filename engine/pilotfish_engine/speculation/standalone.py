@@ -9,15 +9,13 @@ and they are read together (draft-extend) every CATCH_UP plain steps or before t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
-from pilotfish_engine.contract.speculation import MAX_TOPK, Settings
+from pilotfish_engine.contract.speculation import MAX_TOPK, Envelope, Settings
 from pilotfish_engine.model.decoder import Decoder
 from pilotfish_engine.model.loading import load
-from pilotfish_engine.source import resolve
-from pilotfish_engine.speculation.proposer import ProposerContext, TargetHidden
+from pilotfish_engine.speculation.proposer import Models, ProposerContext, TargetHidden
 from pilotfish_engine.speculation.tree import Candidates
 from pilotfish_engine.speculation.verify import Verdict
 from pilotfish_engine.types import Chunk
@@ -166,10 +164,17 @@ class StandaloneProposer:
         self._next_scores[rows] = scores
 
 
+def recognises(models: Models) -> bool:
+    return models.draft is not None
+
+
+def check(models: Models, envelope: Envelope) -> None:
+    assert models.draft is not None, "the registry has checked that a draft is given"
+    models.check_vocabulary(models.draft)
+
+
 def build(context: ProposerContext) -> StandaloneProposer:
-    """Raises CheckpointError on a draft that cannot be read, MethodError on one of another vocabulary."""
-    assert context.draft is not None, "the registry has checked that a draft is given"
-    path: Path = resolve(context.draft)
-    context.check_vocabulary(path)
-    draft = load(path, context.dtype, context.state.device, max_positions=context.state.length)
-    return StandaloneProposer(draft, context.state, context.num_pages, context.page_size)
+    assert context.models.draft is not None, "the registry has checked that a draft is given"
+    state = context.state
+    draft = load(context.models.draft, context.dtype, state.device, max_positions=state.length)
+    return StandaloneProposer(draft, state, context.num_pages, context.page_size)
