@@ -49,21 +49,29 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 def check_tensors(checkpoint: Checkpoint) -> None:
     """Raises CheckpointError unless the files hold exactly the tensors of the shape that their config claims."""
-    found, expected = checkpoint.tensor_shapes, dict(checkpoint.shape.tensor_shapes())
+    shape = checkpoint.shape
+    check_tensor_shapes(checkpoint.path, checkpoint.tensor_shapes, dict(shape.tensor_shapes()), shape.architecture)
+
+
+def check_tensor_shapes(
+    path: Path, found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], architecture: str
+) -> None:
+    """Raises CheckpointError unless `found` is `expected`, naming the first tensor that is missing, misshaped or
+    extra."""
     for name, shape in expected.items():
         if name not in found:
             raise CheckpointError(
-                f"{checkpoint.path}: tensor {name} is missing; its config asks for shape {list(shape)}, "
+                f"{path}: tensor {name} is missing; its config asks for shape {list(shape)}, "
                 f"and the files hold {len(found)} of {len(expected)} tensors; a complete checkpoint would work"
             )
         if found[name] != shape:
             raise CheckpointError(
-                f"{checkpoint.path}: tensor {name} has shape {list(found[name])}, but its config asks for "
+                f"{path}: tensor {name} has shape {list(found[name])}, but its config asks for "
                 f"{list(shape)}; files and config of the same model would work"
             )
     for name in found:
         if name not in expected:
             raise CheckpointError(
-                f"{checkpoint.path}: tensor {name} of shape {list(found[name])} is none that "
-                f"{checkpoint.shape.architecture} has; a checkpoint without it would work"
+                f"{path}: tensor {name} of shape {list(found[name])} is none that "
+                f"{architecture} has; a checkpoint without it would work"
             )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from pilotfish_engine.model.checkpoint import Checkpoint, check_tensors, open_checkpoint
+from pilotfish_engine.model.checkpoint import check_tensors, open_checkpoint
 from pilotfish_engine.model.decoder import Decoder
 from pilotfish_engine.model.layers import Attention, DecoderLayer, GatedMLP, RMSNorm
 from pilotfish_engine.model.linear import Linear
@@ -32,7 +34,7 @@ def load(
     checkpoint = open_checkpoint(source)
     check_tensors(checkpoint)
     shape = checkpoint.shape
-    weights = _Weights(checkpoint, dtype, torch.device(device))
+    weights = Weights(checkpoint, dict(shape.tensor_shapes()), dtype, torch.device(device))
     cos_sin = cos_sin_table(shape.rope, shape.head_dim, max_positions or shape.max_position_embeddings).to(device)
     layers = [_layer(weights, shape, f"model.layers.{index}.", cos_sin) for index in range(shape.num_layers)]
     norm = RMSNorm(weights.read("model.norm.weight"), shape.rms_norm_eps)
@@ -41,13 +43,21 @@ def load(
     return Decoder(shape, embed, layers, norm, Linear(head))
 
 
-class _Weights:
-    """Reads tensors into one arena, which is in the order of use when they are read in it."""
+class Files(Protocol):
+    def read(self, name: str) -> Tensor:
+        """The tensor in a floating dtype."""
+        ...
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
-        self.checkpoint = checkpoint
-        self.shapes = dict(checkpoint.shape.tensor_shapes())
-        self.arena = Arena([math.prod(shape) for shape in self.shapes.values()], dtype, device)
+
+class Weights:
+    """Reads tensors of these shapes into one arena, which is in the order of use when they are read in it."""
+
+    def __init__(
+        self, files: Files, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.files = files
+        self.shapes = shapes
+        self.arena = Arena([math.prod(shape) for shape in shapes.values()], dtype, device)
 
     def read(self, *names: str) -> Tensor:
         """The tensors of these names, stacked along their first axis."""
@@ -55,11 +65,11 @@ class _Weights:
         stacked = self.arena.take([sum(rows), *self.shapes[names[0]][1:]])
         end = 0
         for name, count in zip(names, rows, strict=True):
-            stacked[end : (end := end + count)].copy_(self.checkpoint.read(name))
+            stacked[end : (end := end + count)].copy_(self.files.read(name))
         return stacked
 
 
-def _layer(weights: _Weights, shape: ModelShape, prefix: str, cos_sin: Tensor) -> DecoderLayer:
+def _layer(weights: Weights, shape: ModelShape, prefix: str, cos_sin: Tensor) -> DecoderLayer:
     attention_norm = RMSNorm(weights.read(prefix + "input_layernorm.weight"), shape.rms_norm_eps)
     qkv = [f"{prefix}self_attn.{name}_proj" for name in "qkv"]
     qkv_bias = weights.read(*(f"{name}.bias" for name in qkv)) if shape.qkv_bias else None

@@ -18,19 +18,15 @@ from pilotfish_engine.model.shape import ModelShape, shape_from_config, token_id
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-class SafetensorsCheckpoint:
+class SafetensorsFolder:
+    """The folder as it is: `config` is its config.json, and tensors have the names and dtypes of the files."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
-        config_file = path / "config.json"
-        if not config_file.exists():
+        self.config_file = path / "config.json"
+        if not self.config_file.exists():
             raise CheckpointError(f"{path}: no config.json; a folder with config.json and *.safetensors would work")
-        config = _read_json(config_file)
-        shape = shape_from_config(config, str(config_file))
-        generation_file = path / "generation_config.json"
-        if generation_file.exists():
-            more = token_ids(_read_json(generation_file).get("eos_token_id"))
-            shape = replace(shape, eos_token_ids=tuple(dict.fromkeys(shape.eos_token_ids + more)))
-        self.shape: ModelShape = shape
+        self.config = _read_json(self.config_file)
 
     @cached_property
     def _files(self) -> Mapping[str, Any]:
@@ -56,23 +52,46 @@ class SafetensorsCheckpoint:
 
     @cached_property
     def tensor_shapes(self) -> Mapping[str, tuple[int, ...]]:
-        shapes = {
+        return {
             name: tuple(file.get_slice(name).get_shape())
             for name, file in self._files.items()
             if not name.endswith(".rotary_emb.inv_freq")  # a constant that early Llama checkpoints carry
         }
-        if self.shape.tie_word_embeddings:  # many tied checkpoints store the shared matrix under both names
-            shapes.pop("lm_head.weight", None)
-        return shapes
 
     def read(self, name: str) -> Tensor:
-        tensor: Tensor = self._files[name].get_tensor(name)
+        """A weight, in its own floating dtype."""
+        tensor = self.read_raw(name)
         if not tensor.is_floating_point() or tensor.itemsize < 2:
             raise CheckpointError(
                 f"{self.path}: tensor {name} is {str(tensor.dtype).removeprefix('torch.')}; "
                 "float32, float16 and bfloat16 would work"
             )
         return tensor
+
+    def read_raw(self, name: str) -> Tensor:
+        """A tensor of any dtype."""
+        tensor: Tensor = self._files[name].get_tensor(name)
+        return tensor
+
+
+class SafetensorsCheckpoint(SafetensorsFolder):
+    """A folder that holds a causal LM."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        shape = shape_from_config(self.config, str(self.config_file))
+        generation_file = path / "generation_config.json"
+        if generation_file.exists():
+            more = token_ids(_read_json(generation_file).get("eos_token_id"))
+            shape = replace(shape, eos_token_ids=tuple(dict.fromkeys(shape.eos_token_ids + more)))
+        self.shape: ModelShape = shape
+
+    @cached_property
+    def tensor_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        shapes = dict(super().tensor_shapes)
+        if self.shape.tie_word_embeddings:  # many tied checkpoints store the shared matrix under both names
+            shapes.pop("lm_head.weight", None)
+        return shapes
 
 
 def _open(file: Path) -> Any:
