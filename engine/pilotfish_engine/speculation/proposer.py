@@ -36,7 +36,7 @@ class Proposer(Protocol):
     aux_layers: tuple[int, ...]  # target layers whose inputs the method reads; empty for none
 
     def slots_needed(self, settings: Settings) -> int:
-        """KV positions that a step may write past a row's last known token."""
+        """Rows of its own KV pool that a step may write from the last known token's row on; 0 without a pool."""
         ...
 
     def admit(self, row: int, cached_len: int) -> None:

@@ -40,7 +40,7 @@ class StandaloneProposer:
 
     def slots_needed(self, settings: Settings) -> int:
         # the bonus token's row, then `topk` rows a draft step but for the last one, whose nodes are never run
-        return max(settings.num_draft_tokens, 1 + (settings.num_steps - 1) * settings.topk)
+        return 1 + (settings.num_steps - 1) * settings.topk
 
     def admit(self, row: int, cached_len: int) -> None:
         self._lag[row] = 0
@@ -98,7 +98,7 @@ class StandaloneProposer:
     def accepted(
         self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings, verdict: Verdict, target: TargetHidden
     ) -> None:
-        self._read_last(rows, verdict.accept_lens, settings.num_steps + 1)
+        self._read_last(rows, verdict.accept_lens, verdict.path.shape[1])
 
     def skipped(self, rows: torch.Tensor, host_rows: Sequence[int], target: TargetHidden) -> None:
         for row in host_rows:

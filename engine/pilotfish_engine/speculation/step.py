@@ -22,7 +22,7 @@ from pilotfish_engine.worker.state import RequestState
 
 @dataclass(frozen=True)
 class StepResult:
-    """next_token_ids: int32 [B * m] strided by m; accept_lens, draft_lens: int32 [B]."""
+    """next_token_ids: int32 [B * num_draft_tokens], strided by it; accept_lens, draft_lens: int32 [B]."""
 
     next_token_ids: torch.Tensor
     accept_lens: torch.Tensor
@@ -47,7 +47,7 @@ class Step:
             next_token_ids=verdict.next_token_ids.flatten().to(torch.int32),
             accept_lens=verdict.accept_lens.to(torch.int32),
             draft_lens=(tree.real.sum(dim=1) - 1).to(torch.int32),
-            num_draft_tokens=tree.token_ids.shape[1],
+            num_draft_tokens=verdict.next_token_ids.shape[1],
         )
 
     def draft(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> DraftTree:
@@ -62,26 +62,25 @@ class Step:
     def target_pass(
         self, rows: torch.Tensor, host_rows: Sequence[int], tree: DraftTree
     ) -> tuple[torch.Tensor, TargetHidden]:
-        """The target's token after each node, int64 [B, m], and the hidden states [B * m, H]."""
-        batch, nodes = tree.token_ids.shape
+        """The target's token after each node, int64 [B, W], and the hidden states by place in the pass."""
         prefix = self.state.seq_lens[rows]
-        positions = (prefix.unsqueeze(1) + tree.depth).flatten()
-        # node j of a request lives in KV row seq_len + j, whatever its depth
-        rows_of_nodes = prefix.unsqueeze(1) + torch.arange(nodes, device=rows.device)
+        token_rows = rows[tree.request]
+        positions = tree.packed(prefix.unsqueeze(1) + tree.depth)
+        # node j of a request lives in KV row seq_len + j, whatever its depth; padding in the scratch page
+        slots = self.state.slots(token_rows, (prefix[tree.request] + tree.node).unsqueeze(1)).squeeze(1)
         inputs = ForwardInputs(
-            token_ids=tree.token_ids.flatten(),
+            token_ids=tree.packed(tree.token_ids),
             positions=positions,
-            slots=self.state.slots(rows, rows_of_nodes).flatten(),
+            slots=torch.where(tree.used, slots, 0),
             page_table=self.state.page_table[rows],
             prefix_lens=prefix.to(torch.int32),
-            q_indptr=torch.arange(0, (batch + 1) * nodes, nodes, dtype=torch.int32, device=rows.device),
-            tree_mask=tree.ancestors.flatten(),
+            q_indptr=tree.indptr,
+            tree_mask=tree.packed(tree.ancestors),
         )
         aux_layers = self.proposer.aux_layers if self.proposer is not None else ()
         hidden, aux = self.target.forward(inputs, self.kv, aux_layers)
-        logits = self.target.logits(hidden)
-        drawn = choose(logits, positions + 1, self.state.sampling(rows, host_rows, repeat=nodes))
-        return drawn.view(batch, nodes), TargetHidden(hidden, tuple(aux))
+        drawn = choose(self.target.logits(hidden), positions + 1, self.state.sampling(token_rows, host_rows))
+        return drawn[tree.flat], TargetHidden(hidden, tuple(aux))
 
     def commit(
         self,
@@ -93,7 +92,7 @@ class Step:
     ) -> None:
         """Target KV, known tokens and the method's own state move to behind the accepted path."""
         if settings.topk > 1 and settings.num_steps > 0:
-            self._move_accepted(rows, verdict.path[:, : settings.num_steps + 1])
+            self._move_accepted(rows, verdict.path)
         self.state.commit(rows, verdict.next_token_ids, verdict.accept_lens)
         if self.proposer is None:
             return

@@ -1,7 +1,8 @@
-"""Draft trees as tensors of fixed shape: candidates are cut to the nodes that one target pass verifies.
+"""Draft trees as tensors of fixed shape: a batch's candidates are cut to the nodes that one target pass verifies.
 
-B requests, C candidates and m = num_draft_tokens nodes a request, node 0 being the root (the last committed token).
-Within a request parents come before their children. Knows nothing about models or how candidates were found.
+B requests, C candidates a request, W nodes a request at most, N tokens in the pass. Node 0 of a request is its root
+(the last committed token), and parents come before their children. Knows nothing about models or how candidates were
+found.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+
+from pilotfish_engine.contract.speculation import MAX_NUM_DRAFT_TOKENS, Settings
 
 ROOT = 0
 ABSENT = float("-inf")  # score of a candidate that is only padding
@@ -29,11 +32,13 @@ class Candidates:
 
 @dataclass(frozen=True)
 class DraftTree:
-    """The nodes of one target pass, [B, m] each. depth: distance from the root. parents: node numbers, the root its
-    own.
+    """The nodes that one target pass verifies.
 
-    ancestors: int64 bit masks over node numbers, own bit included (hence m ≤ 64). real: False for padding nodes, which
-    take part in the pass and can never be accepted.
+    By request, [B, W] each: token_ids, parents (node numbers, the root its own), depth (distance from the root),
+    ancestors (int64 bit masks over node numbers, own bit included: hence W ≤ 64), real (False: no such node), and
+    `flat`, the node's place in the pass (of the root where it is not real).
+    By place in the pass, [N] each: request, node, used (False: padding at the end of the pass). Request b owns the
+    places indptr[b] … indptr[b + 1] − 1 (int32 [B + 1]), in the order of its nodes.
     """
 
     token_ids: torch.Tensor
@@ -41,52 +46,109 @@ class DraftTree:
     depth: torch.Tensor
     ancestors: torch.Tensor
     real: torch.Tensor
+    flat: torch.Tensor
+    request: torch.Tensor
+    node: torch.Tensor
+    used: torch.Tensor
+    indptr: torch.Tensor
+
+    def packed(self, values: torch.Tensor, padding: int = 0) -> torch.Tensor:
+        """[B, W] → [N]: the values of the nodes by their place in the pass."""
+        return torch.where(self.used, values[self.request, self.node], padding)
+
+
+def most_nodes(settings: Settings, batch: int) -> int:
+    """W of a step of `batch` requests: how many nodes one of them may get."""
+    topk, steps = settings.topk, settings.num_steps
+    most_candidates = topk + (steps - 1) * topk * topk
+    return min(MAX_NUM_DRAFT_TOKENS, 1 + most_candidates, 1 + batch * (settings.num_draft_tokens - 1))
 
 
 def root_only(root_ids: torch.Tensor) -> DraftTree:
     """Plain decoding's tree. root_ids: int64 [B]."""
     tokens = root_ids.unsqueeze(1)
-    zero = torch.zeros_like(tokens)
-    return DraftTree(tokens, zero, zero, torch.ones_like(tokens), torch.ones_like(tokens, dtype=torch.bool))
+    zero, true = torch.zeros_like(tokens), torch.ones_like(tokens, dtype=torch.bool)
+    places = torch.arange(root_ids.shape[0] + 1, device=root_ids.device)
+    return DraftTree(
+        token_ids=tokens,
+        parents=zero,
+        depth=zero,
+        ancestors=torch.ones_like(tokens),
+        real=true,
+        flat=places[:-1].unsqueeze(1),
+        request=places[:-1],
+        node=zero[:, 0],
+        used=true[:, 0],
+        indptr=places.to(torch.int32),
+    )
 
 
 def cut(root_ids: torch.Tensor, candidates: Candidates, num_draft_tokens: int, num_steps: int) -> DraftTree:
-    """The tree of the best `num_draft_tokens` − 1 candidates by path score under each root (EAGLE-2, section 4.2).
+    """The best candidates of the whole batch by path score: `num_draft_tokens` nodes a request on average, roots
+    included, 64 at most (EAGLE-2, section 4.2, over all requests together). num_steps bounds the depth.
 
-    A parent never scores below its child and stands before it, and the sort is stable: so the cut is always a tree.
-    num_steps bounds the depth.
+    A sure draft gets a deep tree, a guess only its root. A parent never scores below its child and ties go to the lower
+    candidate number: so what is cut is always a tree.
     """
     batch, count = candidates.token_ids.shape
-    kept = num_draft_tokens - 1
-    device = root_ids.device
-    if kept >= count:
-        chosen = torch.arange(count, device=device).expand(batch, count)
-    else:
-        order = torch.sort(candidates.scores, dim=1, descending=True, stable=True).indices
-        chosen = order[:, :kept].sort(dim=1).values  # candidate order again: parents before children
-    width = chosen.shape[1]
-    # node number of each candidate; entry 0 stands for the root, so that parent −1 finds it
-    numbers = torch.zeros(batch, count + 1, dtype=torch.int64, device=device)
-    numbers.scatter_(1, chosen + 1, torch.arange(1, width + 1, device=device).expand(batch, width))
-    parents = numbers.gather(1, candidates.parents.gather(1, chosen) + 1)
-    real = candidates.scores.gather(1, chosen) > ABSENT
-    return _assemble(root_ids, candidates.token_ids.gather(1, chosen), parents, real, num_steps)
+    tokens = batch * min(num_draft_tokens, 1 + count)
+    nodes = min(MAX_NUM_DRAFT_TOKENS, 1 + count, 1 + tokens - batch)
+    kept = candidates.scores > ABSENT
+    if tokens - batch < batch * count:
+        kept = kept & _best(candidates.scores, tokens - batch, nodes - 1)
+    return _assemble(root_ids, candidates, kept, nodes, tokens, num_steps)
+
+
+def _best(scores: torch.Tensor, total: int, each: int) -> torch.Tensor:
+    """bool [B, C]: the `total` highest scores of all, of which a request has `each` at most."""
+    batch, count = scores.shape
+    if each < count:
+        order = scores.sort(dim=1, descending=True, stable=True).indices
+        rank = torch.empty_like(order).scatter_(1, order, torch.arange(count, device=scores.device).expand_as(order))
+        scores = torch.where(rank < each, scores, ABSENT)
+    order = scores.t().flatten().sort(descending=True, stable=True).indices
+    best = torch.zeros(batch * count, dtype=torch.bool, device=scores.device)
+    best.scatter_(0, order[:total], torch.ones_like(best[:total]))
+    return best.view(count, batch).t()
 
 
 def _assemble(
-    root_ids: torch.Tensor, token_ids: torch.Tensor, parents: torch.Tensor, real: torch.Tensor, num_steps: int
+    root_ids: torch.Tensor, candidates: Candidates, kept: torch.Tensor, nodes: int, tokens: int, num_steps: int
 ) -> DraftTree:
+    batch, device = root_ids.shape[0], root_ids.device
     root = torch.zeros_like(root_ids).unsqueeze(1)
-    tokens = torch.cat([root_ids.unsqueeze(1), torch.where(real, token_ids, 0)], dim=1)
-    parents = torch.cat([root, torch.where(real, parents, ROOT)], dim=1)
-    real = torch.cat([torch.ones_like(root, dtype=torch.bool), real], dim=1)
-    nodes = tokens.shape[1]
-    own = torch.ones(nodes, dtype=torch.int64, device=tokens.device) << torch.arange(nodes, device=tokens.device)
-    own = own.expand_as(tokens)
-    ancestors = own
-    depth = torch.zeros_like(tokens)
-    below_root = (torch.arange(nodes, device=tokens.device) > ROOT).to(torch.int64)
+    number = torch.cat([root, kept.cumsum(dim=1)], dim=1)  # of each kept candidate; entry 0 stands for parent −1
+    column = torch.where(kept, number[:, 1:], nodes)  # a spare column takes what is not kept
+
+    def place(first: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        placed = torch.zeros(batch, nodes + 1, dtype=torch.int64, device=device)
+        placed.scatter_(1, column, values)
+        placed[:, 0] = first
+        return placed[:, :nodes]
+
+    token_ids = place(root_ids, candidates.token_ids)
+    parents = place(root[:, 0], number.gather(1, candidates.parents + 1))
+    counts = number[:, -1] + 1
+    at = torch.arange(nodes, device=device)
+    own = (torch.ones_like(at) << at).expand(batch, nodes)
+    ancestors, depth = own, torch.zeros_like(token_ids)
     for _ in range(num_steps):  # after d rounds right for every node of depth ≤ d
         ancestors = own | ancestors.gather(1, parents)
-        depth = (depth.gather(1, parents) + 1) * below_root
-    return DraftTree(tokens, parents, depth, ancestors, real)
+        depth = (depth.gather(1, parents) + 1) * (at > ROOT)
+    ends = counts.cumsum(dim=0)
+    real = at < counts.unsqueeze(1)
+    places = torch.arange(tokens, device=device)
+    request = torch.searchsorted(ends, places, right=True).clamp(max=batch - 1)
+    starts = ends - counts
+    return DraftTree(
+        token_ids=token_ids,
+        parents=parents,
+        depth=depth,
+        ancestors=ancestors,
+        real=real,
+        flat=starts.unsqueeze(1) + torch.where(real, at, ROOT),
+        request=request,
+        node=(places - starts[request]).clamp(max=nodes - 1),
+        used=places < ends[-1],
+        indptr=torch.cat([root[0], ends]).to(torch.int32),
+    )

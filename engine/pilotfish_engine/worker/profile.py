@@ -128,7 +128,8 @@ class _Bench:
             hidden = torch.zeros(
                 len(host_rows) * nodes, step.target.shape.hidden_size, dtype=step.target.dtype, device=rows.device
             )
-            verdict = Verdict(zeros, zeros[:, 0] + nodes, zeros)
+            flat = torch.arange(zeros.numel(), device=rows.device).view_as(zeros)
+            verdict = Verdict(zeros, zeros[:, 0] + nodes, zeros, flat)
             target = TargetHidden(hidden, tuple(hidden for _ in proposer.aux_layers))
             proposer.accepted(rows, host_rows, settings, verdict, target)
 

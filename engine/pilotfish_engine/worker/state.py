@@ -81,18 +81,14 @@ class RequestState:
         pages = self.page_table[rows].gather(1, index // self.page_size).to(torch.int64)
         return pages * self.page_size + index % self.page_size
 
-    def sampling(self, rows: torch.Tensor, host_rows: Sequence[int], repeat: int = 1) -> SamplingRows:
-        """Parameters of each row, `repeat` times in a run (one for each node of its tree)."""
-
-        def spread(values: torch.Tensor) -> torch.Tensor:
-            return values[rows].repeat_interleave(repeat, output_size=len(host_rows) * repeat)
-
+    def sampling(self, token_rows: torch.Tensor, host_rows: Sequence[int]) -> SamplingRows:
+        """Parameters for the row of each token, int64 [N]; `host_rows` names the rows that occur."""
         return SamplingRows(
-            temperature=spread(self.temperature),
-            top_k=spread(self.top_k),
-            top_p=spread(self.top_p),
-            min_p=spread(self.min_p),
-            seeds=spread(self.seeds),
+            temperature=self.temperature[token_rows],
+            top_k=self.top_k[token_rows],
+            top_p=self.top_p[token_rows],
+            min_p=self.min_p[token_rows],
+            seeds=self.seeds[token_rows],
             greedy=all(self._greedy[row] for row in host_rows),
             filtered=any(self._filtered[row] for row in host_rows),
         )

@@ -17,6 +17,7 @@ from pilotfish_engine.sampling.draw import choose
 from pilotfish_engine.speculation.controller import Controller
 from pilotfish_engine.speculation.proposer import TargetHidden
 from pilotfish_engine.speculation.step import Step
+from pilotfish_engine.speculation.tree import most_nodes
 from pilotfish_engine.types import (
     Admission,
     Batch,
@@ -70,9 +71,10 @@ class TargetWorker:
         envelope = self._controller.envelope
         if proposer is None or envelope.num_steps == 0:
             return 1
-        return proposer.slots_needed(
-            Settings(num_steps=envelope.num_steps, topk=envelope.topk, num_draft_tokens=envelope.num_draft_tokens)
+        settings = Settings(
+            num_steps=envelope.num_steps, topk=envelope.topk, num_draft_tokens=envelope.num_draft_tokens
         )
+        return max(proposer.slots_needed(settings), most_nodes(settings, self._limits.max_running_requests))
 
     def admit(self, admission: Admission) -> None:
         self._step.state.admit(admission)

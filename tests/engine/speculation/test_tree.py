@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
+import random
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -46,9 +49,9 @@ def test_the_verdict_follows_the_target_in_every_tree(nodes):
     """All trees of up to 4 drafted nodes, all target tokens over a vocabulary of 3."""
     for parents in shapes(nodes):
         tokens = with_distinct_siblings(parents)
-        tree = cut(torch.tensor([9]), candidates(parents, tokens), nodes + 1, num_steps=4)
+        tree = cut(torch.tensor([9]), candidates(parents, tokens), nodes + 1, num_steps=nodes)
         for target in itertools.product(range(3), repeat=nodes + 1):
-            verdict = verify(tree, torch.tensor([target]), num_steps=4)
+            verdict = verify(tree, torch.tensor([target]), num_steps=nodes)
             expected = walk(tree, list(target))
             count = int(verdict.accept_lens[0])
             assert verdict.next_token_ids[0].tolist() == expected + [0] * (nodes + 1 - len(expected))
@@ -59,29 +62,39 @@ def test_the_verdict_follows_the_target_in_every_tree(nodes):
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 4])
 def test_the_distribution_of_committed_tokens_is_the_target_s(nodes):
-    """Exact enumeration: the token after each node is drawn from the target's distribution there; summed over every
-    joint outcome, the first tokens committed have the target's probabilities whatever the tree drafts."""
-    probs = [0.5, 0.3, 0.2]
-    weights = list(itertools.product(range(3), repeat=nodes + 1))
+    """Exact enumeration: after each node the target has another distribution; summed over every joint outcome, each run
+    of committed tokens has the product of the target's probabilities along it, whatever the tree drafts."""
+    probs = [[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.25, 0.7, 0.05], [0.6, 0.0, 0.4], [1 / 3, 1 / 3, 1 / 3]]
+    outcomes = list(itertools.product(range(3), repeat=nodes + 1))
+    mass = [math.prod(probs[node][token] for node, token in enumerate(outcome)) for outcome in outcomes]
     for parents in shapes(nodes):
-        tree = cut(torch.tensor([9]), candidates(parents, with_distinct_siblings(parents)), nodes + 1, num_steps=4)
-        verdicts = verify(
-            DraftTree(*(part.expand(len(weights), -1) for part in vars(tree).values())), torch.tensor(weights), 4
-        )
+        tokens = with_distinct_siblings(parents)
+        one = cut(torch.tensor([9]), candidates(parents, tokens), nodes + 1, num_steps=nodes)
+        by_request = {
+            field.name: getattr(one, field.name).expand(len(outcomes), -1)
+            for field in fields(one)
+            if field.name not in ("request", "node", "used", "indptr")
+        }
+        verdict = verify(replace(one, **by_request), torch.tensor(outcomes), num_steps=nodes)
         seen: dict[tuple[int, ...], float] = {}
-        for target, tokens, count in zip(
-            weights, verdicts.next_token_ids.tolist(), verdicts.accept_lens.tolist(), strict=True
-        ):
-            mass = 1.0
-            for token in target:
-                mass *= probs[token]
-            committed = tuple(tokens[:count])
+        for weight, ids, count in zip(mass, verdict.next_token_ids.tolist(), verdict.accept_lens.tolist(), strict=True):
             for length in range(1, count + 1):
-                seen[committed[:length]] = seen.get(committed[:length], 0.0) + mass
-        for run, mass in seen.items():
-            # P(run committed) = P(its beginning committed and its last node drafted) × the target's probability
-            before = 1.0 if len(run) == 1 else sum(seen.get((*run[:-1], token), 0.0) for token in range(3))
-            assert mass == pytest.approx(before * probs[run[-1]], abs=1e-12)
+                run = tuple(ids[:length])
+                seen[run] = seen.get(run, 0.0) + weight
+        expected: dict[tuple[int, ...], float] = {}
+        reached: list[tuple[int, tuple[int, ...], float]] = [(-1, (), 1.0)]  # a node, the tokens to it, their chance
+        while reached:
+            candidate, run, chance = reached.pop()
+            for token, p in enumerate(probs[candidate + 1]):
+                if chance * p == 0:
+                    continue
+                expected[(*run, token)] = chance * p
+                reached += [
+                    (child, (*run, token), chance * p)
+                    for child in range(nodes)
+                    if parents[child] == candidate and tokens[child] == token
+                ]
+        assert {run: chance for run, chance in seen.items() if chance > 0} == pytest.approx(expected, abs=1e-12)
 
 
 @given(st.data())
@@ -108,6 +121,43 @@ def test_the_cut_is_a_tree_of_the_best_nodes(data):
         assert int(tree.depth[0, node]) == len(chain) - 1
 
 
+@given(st.data())
+def test_the_budget_goes_to_the_best_nodes_of_the_whole_batch(data):
+    batch, count = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 70))
+    budget = data.draw(st.integers(2, 64))
+    rng = random.Random(data.draw(st.integers(0, 2**32)))
+    parents = [[rng.randrange(-1, number) for number in range(count)] for _ in range(batch)]
+    scores: list[list[float]] = []
+    for row in parents:
+        own: list[float] = []
+        for parent in row:
+            own.append((own[parent] if parent >= 0 else 0.0) - rng.choice([0.0, 0.125, 0.5]))
+        scores.append(own)
+    absent = rng.random() < 0.3  # one request without any draft
+    if absent:
+        scores[0] = [ABSENT] * count
+    roots = torch.arange(batch) + 1000
+    ids = torch.arange(batch * count).view(batch, count)
+    tree = cut(roots, Candidates(ids, torch.tensor(parents), torch.tensor(scores)), budget, num_steps=count)
+    tokens = batch * min(budget, count + 1)
+    assert tree.request.shape == (tokens,)
+    best = [sorted(range(count), key=lambda n, row=row: (-row[n], n))[:63] for row in scores]
+    ranked = sorted((-scores[b][n], n, b) for b in range(batch) for n in best[b])[: tokens - batch]
+    kept = [sorted(n for score, n, owner in ranked if owner == b and score < -ABSENT) for b in range(batch)]
+    place = 0
+    for b in range(batch):
+        assert int(tree.indptr[b]) == place
+        assert tree.token_ids[b][tree.real[b]].tolist() == [1000 + b] + [b * count + n for n in kept[b]]
+        for node in range(1 + len(kept[b])):
+            assert (int(tree.request[place]), int(tree.node[place])) == (b, node)
+            assert int(tree.flat[b, node]) == place
+            assert bool(tree.used[place])
+            place += 1
+    assert int(tree.indptr[batch]) == place
+    assert not tree.used[place:].any()
+    assert (tree.packed(tree.token_ids, -1)[place:] == -1).all()
+
+
 def test_padding_is_never_accepted():
     offered = candidates([-1, 0], [0, 0], [ABSENT, ABSENT])
     tree = cut(torch.tensor([3]), offered, 3, num_steps=2)
@@ -122,6 +172,9 @@ def test_plain_decoding_is_the_tree_of_the_root():
     verdict = verify(tree, torch.tensor([[1], [2]]), num_steps=0)
     assert verdict.next_token_ids.tolist() == [[1], [2]]
     assert verdict.accept_lens.tolist() == [1, 1]
+    empty = Candidates(torch.zeros(2, 0, dtype=torch.int64), torch.zeros(2, 0, dtype=torch.int64), torch.zeros(2, 0))
+    for field in fields(tree):
+        assert torch.equal(getattr(tree, field.name), getattr(cut(torch.tensor([7, 8]), empty, 1, 0), field.name))
 
 
 def test_sixty_four_nodes_fit_one_mask():
