@@ -82,6 +82,7 @@ def assemble(config: EngineConfig, profile: CostProfile | None = None) -> Parts:
         page_size=capacity.page_size,
         num_pages=num_pages,
         eos_token_ids=frozenset(shape.eos_token_ids) | (tokenizer.eos_token_ids if tokenizer is not None else set()),
+        lookahead=0 if proposer is None else proposer.lookahead,
     )
     controller = Controller(envelope, profile, max_batch=capacity.max_running_requests)
     worker = TargetWorker(

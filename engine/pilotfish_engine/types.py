@@ -89,11 +89,14 @@ class GenerationBatchResult:
 
 @dataclass(frozen=True)
 class WorkerLimits:
+    """lookahead: how many tokens after it a KV row of any pool depends on."""
+
     max_running_requests: int
     max_model_len: int
     page_size: int
     num_pages: int  # scratch page 0 not counted: pages 1 … num_pages are allocatable
     eos_token_ids: frozenset[int] = field(default_factory=frozenset)
+    lookahead: int = 0
 
 
 class Worker(Protocol):

@@ -1,7 +1,9 @@
 """The radix prefix cache: which full pages already hold the KV of which token prefix.
 
 A tree with one node a page; the edge to a child is the tuple of the page's tokens, so a hit is exact, never a hash
-collision. Only full pages enter. Knows nothing of tensors or requests, and has no clock: recency is a counter of calls.
+collision. A draft whose KV row depends on the tokens after it (`lookahead`) lengthens the tuple by these: the page is
+found only where they follow again. Only full pages enter. Knows nothing of tensors or requests, and has no clock:
+recency is a counter of calls.
 
 Ownership, by the rule of the package: the cache holds one reference of each page in the tree. `match` takes references
 for its caller, who releases them with `PagePool.release` like any page of its own; that reference is the lock, since a
@@ -31,13 +33,14 @@ class _Node:
 
 
 class PrefixCache:
-    """page_size: tokens a page, a power of two."""
+    """page_size: tokens a page, a power of two. lookahead: how many tokens after it a KV row depends on."""
 
-    def __init__(self, pool: PagePool, page_size: int) -> None:
+    def __init__(self, pool: PagePool, page_size: int, lookahead: int = 0) -> None:
         if page_size < 1 or page_size & (page_size - 1):
             raise ValueError(f"page_size is {page_size}; it must be a power of two")
         self._pool = pool
         self._page_size = page_size
+        self._lookahead = lookahead
         self._root = _Node((), 0, None)
         self._calls = 0
         self._num_cached = 0
@@ -59,14 +62,15 @@ class PrefixCache:
         """
         return max(0, self._num_cached - self._pool.num_shared)
 
-    def match(self, token_ids: Sequence[int]) -> list[int]:
+    def match(self, token_ids: Sequence[int], most: int | None = None) -> list[int]:
         """The pages of the longest cached prefix of `token_ids`, in order, each with a reference for the caller.
 
-        The prefix has len(result) * page_size tokens. Who must compute at least one token passes token_ids[:-1].
+        The prefix has len(result) * page_size tokens, at most `most` (None: all). Who must compute at least one token
+        says len(token_ids) − 1.
         """
         node, pages = self._root, []
         self._calls += 1
-        for key in self._keys(token_ids):
+        for key in self._keys(token_ids, self._num_full(token_ids, most)):
             child = node.children.get(key)
             if child is None:
                 break
@@ -77,20 +81,21 @@ class PrefixCache:
         self._pool.retain(pages)
         return pages
 
-    def insert(self, token_ids: Sequence[int], pages: Sequence[int]) -> int:
-        """Keep the full pages of `token_ids`; pages[i] holds tokens [i * page_size, (i + 1) * page_size).
+    def insert(self, token_ids: Sequence[int], pages: Sequence[int], most: int | None = None) -> int:
+        """Keep the full pages of the first `most` tokens (None: all); pages[i] holds tokens [i * page_size, (i + 1) *
+        page_size). With lookahead a page enters only where the tokens after it are among `token_ids`.
 
         pages may be longer than the full pages (a partial last page, reserved ones): the rest is ignored. The caller
         must hold a reference of each, and what it writes later must lie behind the tokens inserted.
         Returns n: the first n pages were cached already (by these page numbers or by others of the same content) and
         the cache took no reference for them; it took one of each later page.
         """
-        num_full = len(token_ids) // self._page_size
+        num_full = self._num_full(token_ids, most)
         if len(pages) < num_full:
             raise ValueError(f"{len(token_ids)} tokens fill {num_full} pages of {self._page_size}; got {len(pages)}")
         node, num_known = self._root, 0
         self._calls += 1
-        for key, page in zip(self._keys(token_ids), pages, strict=False):
+        for key, page in zip(self._keys(token_ids, num_full), pages, strict=False):
             child = node.children.get(key)
             if child is None:
                 self._pool.retain((page,))
@@ -151,9 +156,13 @@ class PrefixCache:
             if not node.children and id(node) not in current:
                 raise PageError(f"page {node.page} is a leaf that cannot be evicted")
 
-    def _keys(self, token_ids: Sequence[int]) -> Iterator[Key]:
+    def _num_full(self, token_ids: Sequence[int], most: int | None) -> int:
+        usable = len(token_ids) - self._lookahead
+        return max(0, usable if most is None else min(usable, most)) // self._page_size
+
+    def _keys(self, token_ids: Sequence[int], num_full: int) -> Iterator[Key]:
         size = self._page_size
-        return (tuple(token_ids[start : start + size]) for start in range(0, len(token_ids) // size * size, size))
+        return (tuple(token_ids[page * size : (page + 1) * size + self._lookahead]) for page in range(num_full))
 
     def _nodes(self) -> Iterator[_Node]:
         stack = list(self._root.children.values())

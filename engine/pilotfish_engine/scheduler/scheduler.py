@@ -42,7 +42,7 @@ class Scheduler:
         self._clock = clock
         limits = worker.limits
         self.pool = PagePool(limits.num_pages)
-        self.prefix = PrefixCache(self.pool, limits.page_size)
+        self.prefix = PrefixCache(self.pool, limits.page_size, limits.lookahead)
         self._free_rows = list(range(limits.max_running_requests - 1, -1, -1))
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []  # in order of admission
@@ -164,7 +164,7 @@ class Scheduler:
             self._run(self._collect)  # rows and pages change only between steps
         while self._waiting and self._free_rows:
             request = self._waiting[0]
-            cached = self.prefix.match(request.token_ids[:-1])
+            cached = self.prefix.match(request.token_ids, len(request.token_ids) - 1)
             fresh = self._allocate(self._pages_wanted(request) - len(cached))
             if fresh is None:
                 self.pool.release(cached)
@@ -339,7 +339,7 @@ class Scheduler:
         """Gives back row and pages. `keep`: the KV is right, and its full pages enter the prefix cache."""
         if keep:
             right = self._worker.reusable_len(request.row, min(request.computed_len, len(request.token_ids) - 1))
-            self.prefix.insert(request.token_ids[:right], request.pages)
+            self.prefix.insert(request.token_ids, request.pages, right)
         self._worker.release(request.row)
         self.pool.release(request.pages)
         self._free_rows.append(request.row)

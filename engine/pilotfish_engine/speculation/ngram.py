@@ -42,6 +42,7 @@ class NgramProposer:
     """Reads the known tokens where the state keeps them; on a CPU the matcher works on the state's own memory."""
 
     aux_layers: tuple[int, ...] = ()
+    lookahead = 0
 
     def __init__(self, state: RequestState) -> None:
         if state.device.type != "cpu":

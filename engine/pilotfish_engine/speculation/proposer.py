@@ -34,6 +34,7 @@ class Proposer(Protocol):
     """Drafts for a batch. `rows` int64 [B] is on the device, `host_rows` the same on the host."""
 
     aux_layers: tuple[int, ...]  # target layers whose inputs the method reads; empty for none
+    lookahead: int  # how many tokens after it a row of the method's KV depends on
 
     def slots_needed(self, settings: Settings) -> int:
         """Rows of its own KV pool that a step may write from the last known token's row on; 0 without a pool."""

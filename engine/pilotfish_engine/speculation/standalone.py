@@ -15,6 +15,7 @@ import torch
 from pilotfish_engine.contract.speculation import MAX_TOPK, Envelope, Settings
 from pilotfish_engine.model.decoder import Decoder
 from pilotfish_engine.model.loading import load
+from pilotfish_engine.speculation.growth import Frontier, grow, rows_needed
 from pilotfish_engine.speculation.proposer import Models, ProposerContext, TargetHidden
 from pilotfish_engine.speculation.tree import Candidates
 from pilotfish_engine.speculation.verify import Verdict
@@ -27,6 +28,7 @@ CATCH_UP = 16
 
 class StandaloneProposer:
     aux_layers: tuple[int, ...] = ()
+    lookahead = 0
 
     def __init__(self, draft: Decoder, state: RequestState, num_pages: int, page_size: int) -> None:
         rows = state.seq_lens.shape[0]
@@ -39,8 +41,8 @@ class StandaloneProposer:
         self._next_scores = torch.zeros(rows, MAX_TOPK, dtype=torch.float32, device=state.device)
 
     def slots_needed(self, settings: Settings) -> int:
-        # the bonus token's row, then `topk` rows a draft step but for the last one, whose nodes are never run
-        return 1 + (settings.num_steps - 1) * settings.topk
+        # the bonus token's row, then those of the tree
+        return 1 + rows_needed(settings.num_steps, settings.topk)
 
     def admit(self, row: int, cached_len: int) -> None:
         self._lag[row] = 0
@@ -72,28 +74,16 @@ class StandaloneProposer:
             self._lag[chunk.row] = 0 if chunk.last else -1
 
     def propose(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:
-        """Grows the tree a depth at a time: the best `topk` nodes of a depth are run, each offers `topk` children."""
         self._catch_up(rows, host_rows)
-        batch, k = len(host_rows), settings.topk
-        token_ids, scores = self._next_ids[rows, :k], self._next_scores[rows, :k]
-        parents = torch.full_like(token_ids, -1)
-        all_ids, all_scores, all_parents = [token_ids], [scores], [parents]
-        own = torch.ones(k, dtype=torch.int64, device=rows.device) << torch.arange(k, device=rows.device)
-        numbers = torch.arange(k, device=rows.device).expand(batch, k)  # candidate number of each frontier node
-        ancestors = own.repeat(batch, 1)
-        for depth in range(1, settings.num_steps):
-            ids, offered = self._run_frontier(rows, token_ids, ancestors, depth, k)
-            path_scores = (scores.unsqueeze(2) + offered).flatten(1)  # [B, k * k]
-            from_node = torch.arange(k, device=rows.device).repeat_interleave(k, output_size=k * k).expand(batch, k * k)
-            ids = ids.flatten(1)
-            first_number = k + (depth - 1) * k * k
-            all_ids.append(ids)
-            all_scores.append(path_scores)
-            all_parents.append(numbers.gather(1, from_node))
-            scores, best = path_scores.topk(k, dim=1)
-            token_ids, numbers = ids.gather(1, best), first_number + best
-            ancestors = ancestors.gather(1, from_node.gather(1, best)) | (own << (depth * k))
-        return Candidates(torch.cat(all_ids, 1), torch.cat(all_parents, 1), torch.cat(all_scores, 1))
+        k = settings.topk
+        first = self._state.seq_lens[rows] + 1
+
+        def run(frontier: Frontier) -> tuple[torch.Tensor, torch.Tensor]:
+            hidden, _ = self._draft.forward(frontier.inputs(self._state, rows, first), self.kv)
+            scores, ids = torch.log_softmax(self._draft.logits(hidden), dim=1).topk(k, dim=1)
+            return ids.view(-1, k, k), scores.view(-1, k, k)
+
+        return grow(self._next_ids[rows, :k], self._next_scores[rows, :k], settings.num_steps, run)
 
     def accepted(
         self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings, verdict: Verdict, target: TargetHidden
@@ -134,26 +124,6 @@ class StandaloneProposer:
         hidden, _ = self._draft.forward(inputs, self.kv)
         last = torch.arange(rows.shape[0], device=rows.device) * width + (counts - 1).clamp_min(0)
         self._keep_best(rows, hidden[last], counts > 0)
-
-    def _run_frontier(
-        self, rows: torch.Tensor, token_ids: torch.Tensor, ancestors: torch.Tensor, depth: int, k: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Children of the frontier nodes of `depth`: token_ids int64 and log-probabilities float32, [B, k, k]."""
-        state, batch = self._state, rows.shape[0]
-        known = state.seq_lens[rows] + 1
-        at = known.unsqueeze(1) + (depth - 1) * k + torch.arange(k, device=rows.device)
-        inputs = ForwardInputs(
-            token_ids=token_ids.flatten(),
-            positions=(known + depth - 1).repeat_interleave(k, output_size=batch * k),
-            slots=state.slots(rows, at).flatten(),
-            page_table=state.page_table[rows],
-            prefix_lens=known.to(torch.int32),
-            q_indptr=torch.arange(0, (batch + 1) * k, k, dtype=torch.int32, device=rows.device),
-            tree_mask=ancestors.flatten(),
-        )
-        hidden, _ = self._draft.forward(inputs, self.kv)
-        scores, ids = torch.log_softmax(self._draft.logits(hidden), dim=1).topk(k, dim=1)
-        return ids.view(batch, k, k), scores.view(batch, k, k)
 
     def _keep_best(self, rows: torch.Tensor, hidden: torch.Tensor, changed: torch.Tensor | None = None) -> None:
         scores, ids = torch.log_softmax(self._draft.logits(hidden), dim=1).topk(MAX_TOPK, dim=1)

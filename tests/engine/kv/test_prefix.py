@@ -28,6 +28,26 @@ def test_only_full_pages_hit() -> None:
     assert cache.match([0, 1, 2, 9]) == []
 
 
+def test_a_page_that_depends_on_the_next_token_is_found_only_before_it() -> None:
+    pool = PagePool(10)
+    cache = PrefixCache(pool, 2, lookahead=1)
+    first, second = inserted(pool, cache, [1, 2, 3, 4, 5], 2)
+    assert cache.match([1, 2, 3, 4, 5]) == [first, second]
+    assert cache.match([1, 2, 3, 4]) == [first]  # what follows the second page is not known
+    assert cache.match([1, 2, 3, 4, 9]) == [first]
+    assert cache.match([1, 2, 9]) == []
+    other, third = inserted(pool, cache, [1, 2, 9, 4, 5], 2)
+    assert cache.match([1, 2, 9, 4, 5]) == [other, third]
+    assert cache.match([1, 2, 3, 4, 5]) == [first, second]
+    assert cache.match([1, 2, 3, 4, 5], most=3) == [first]
+    pages = pool.allocate(2)
+    assert pages is not None
+    cache.insert([7, 7, 7, 7, 7], pages, most=3)  # only three rows of it are right
+    assert cache.match([7, 7, 7, 7, 7]) == pages[:1]
+    assert inserted(pool, cache, [8, 8], 2) != []
+    assert cache.match([8, 8, 8]) == []  # it was not known what follows
+
+
 def test_insert_says_how_many_were_known_and_leaves_the_callers_references() -> None:
     pool = PagePool(10)
     cache = PrefixCache(pool, 2)

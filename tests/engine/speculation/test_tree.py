@@ -141,8 +141,8 @@ def test_the_budget_goes_to_the_best_nodes_of_the_whole_batch(data):
     tree = cut(roots, Candidates(ids, torch.tensor(parents), torch.tensor(scores)), budget, num_steps=count)
     tokens = batch * min(budget, count + 1)
     assert tree.request.shape == (tokens,)
-    best = [sorted(range(count), key=lambda n, row=row: (-row[n], n))[:63] for row in scores]
-    ranked = sorted((-scores[b][n], n, b) for b in range(batch) for n in best[b])[: tokens - batch]
+    best = [sorted((-score, n) for n, score in enumerate(row))[:63] for row in scores]
+    ranked = sorted((*pair, b) for b in range(batch) for pair in best[b])[: tokens - batch]
     kept = [sorted(n for score, n, owner in ranked if owner == b and score < -ABSENT) for b in range(batch)]
     place = 0
     for b in range(batch):

@@ -1,0 +1,187 @@
+"""Drafts of a head that reads what the target's pass leaves for each token and, past the known tokens, its own output.
+
+Row i of the head's KV holds the target's features of position i beside token i + 1, so the head has as many rows as the
+target, and row i is right only for this pair of tokens (`lookahead` 1). A plain step's features are kept in a ring, by
+position, and read together (draft-extend) every CATCH_UP plain steps or before the row is drafted for again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pilotfish_engine.contract.speculation import MAX_TOPK, Settings
+from pilotfish_engine.speculation.growth import Frontier, grow, rows_needed
+from pilotfish_engine.speculation.proposer import TargetHidden
+from pilotfish_engine.speculation.tree import Candidates
+from pilotfish_engine.speculation.verify import Verdict
+from pilotfish_engine.types import Chunk
+from pilotfish_engine.worker.inputs import ForwardInputs, KVCache
+from pilotfish_engine.worker.state import RequestState
+
+CATCH_UP = 16
+
+
+class RecurrentHead(Protocol):
+    """aux_layers: target layers whose input residual stream is read (num_layers: after the last one, before the norm).
+    vocab_size: of its logits. feature_size: of what it reads of one token."""
+
+    aux_layers: tuple[int, ...]
+    vocab_size: int
+    feature_size: int
+
+    def new_kv_cache(self, num_pages: int, page_size: int) -> KVCache: ...
+
+    def features(self, target: TargetHidden) -> Tensor:
+        """[N, feature_size]: what is kept of the target's pass for each token."""
+        ...
+
+    def combine(self, features: Tensor) -> Tensor:
+        """[N, feature_size] → [N, H]."""
+        ...
+
+    def forward(self, hidden: Tensor, inputs: ForwardInputs, kv: KVCache) -> tuple[Tensor, Tensor]:
+        """hidden [N, H] of positions i beside tokens i + 1 → (what `logits` reads, what recurs), [N, H] each."""
+        ...
+
+    def logits(self, out: Tensor) -> Tensor:
+        """float32 [M, vocab_size]."""
+        ...
+
+    def target_ids(self, draft_ids: Tensor) -> Tensor:
+        """The target's token ids of the head's own, int64."""
+        ...
+
+
+class RecurrentProposer:
+    lookahead = 1
+
+    def __init__(self, head: RecurrentHead, state: RequestState, num_pages: int, page_size: int) -> None:
+        rows = state.seq_lens.shape[0]
+        self.aux_layers = head.aux_layers
+        self.kv = head.new_kv_cache(num_pages, page_size)
+        self._head = head
+        self._state = state
+        self._topk = min(MAX_TOPK, head.vocab_size)
+        self._lag = [0] * rows  # last known tokens that the head has not read, on the host,
+        self._unread = torch.zeros(rows, dtype=torch.int64, device=state.device)  # and on the device
+        dtype, device = self.kv.k.dtype, state.device
+        self._kept = torch.zeros(rows, CATCH_UP, head.feature_size, dtype=dtype, device=device)
+        hidden_size = head.combine(self._kept[0]).shape[1]
+        # after the last known token of each row: what recurs, and the best next tokens with their log-probabilities
+        self._hidden = torch.zeros(rows, hidden_size, dtype=dtype, device=device)
+        self._next_ids = torch.zeros(rows, self._topk, dtype=torch.int64, device=device)
+        self._next_scores = torch.zeros(rows, self._topk, dtype=torch.float32, device=device)
+
+    def slots_needed(self, settings: Settings) -> int:
+        return rows_needed(settings.num_steps, settings.topk)
+
+    def admit(self, row: int, cached_len: int) -> None:
+        self._lag[row] = 0
+        self._unread[row] = 0
+
+    def reusable_len(self, row: int, seq_len: int) -> int:
+        return seq_len - self._lag[row]
+
+    def extend(self, chunks: Sequence[Chunk], target: TargetHidden) -> None:
+        state = self._state
+        counts = [chunk.end - chunk.start for chunk in chunks]
+        rows = state.row_index([chunk.row for chunk in chunks])
+        row_of = torch.repeat_interleave(rows, torch.tensor(counts, device=rows.device), output_size=sum(counts))
+        positions = torch.cat([torch.arange(chunk.start, chunk.end, device=rows.device) for chunk in chunks])
+        indptr = torch.tensor([0, *counts], dtype=torch.int32, device=rows.device).cumsum(0, dtype=torch.int32)
+        inputs = ForwardInputs(
+            token_ids=state.tokens[row_of, positions + 1],
+            positions=positions,
+            slots=state.slots(row_of, positions.unsqueeze(1)).squeeze(1),
+            page_table=state.page_table[rows],
+            prefix_lens=torch.tensor([chunk.start for chunk in chunks], dtype=torch.int32, device=rows.device),
+            q_indptr=indptr,
+            tree_mask=None,
+        )
+        out, hidden = self._head.forward(self._head.combine(self._head.features(target)), inputs, self.kv)
+        last = (indptr[1:] - 1).to(torch.int64)
+        self._keep_best(rows, out[last], hidden[last])
+
+    def propose(self, rows: Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:
+        self._catch_up(rows, host_rows)
+        k = settings.topk
+        first = self._state.seq_lens[rows]
+        recurring = self._hidden[rows].unsqueeze(1)  # [B, nodes of the depth before, H]
+
+        def run(frontier: Frontier) -> tuple[Tensor, Tensor]:
+            nonlocal recurring
+            came_from = frontier.came_from.unsqueeze(2).expand(-1, -1, recurring.shape[2])
+            inputs = frontier.inputs(self._state, rows, first)
+            out, hidden = self._head.forward(recurring.gather(1, came_from).flatten(0, 1), inputs, self.kv)
+            recurring = hidden.view(len(host_rows), k, -1)
+            ids, scores = self._best(out, k)
+            return ids.view(-1, k, k), scores.view(-1, k, k)
+
+        return grow(self._next_ids[rows, :k], self._next_scores[rows, :k], settings.num_steps, run)
+
+    def accepted(
+        self, rows: Tensor, host_rows: Sequence[int], settings: Settings, verdict: Verdict, target: TargetHidden
+    ) -> None:
+        features = self._head.features(target)[verdict.flat]  # [B, D, feature_size]
+        self._read_last(rows, verdict.accept_lens, features)
+
+    def skipped(self, rows: Tensor, host_rows: Sequence[int], target: TargetHidden) -> None:
+        position = self._state.seq_lens[rows] - 1
+        self._kept[rows, position % CATCH_UP] = self._head.features(target)
+        self._unread[rows] += 1
+        for row in host_rows:
+            self._lag[row] += 1
+        if max(self._lag[row] for row in host_rows) >= CATCH_UP:
+            self._catch_up(rows, host_rows)
+
+    def _catch_up(self, rows: Tensor, host_rows: Sequence[int]) -> None:
+        width = max(self._lag[row] for row in host_rows)
+        if width == 0:
+            return
+        counts = self._unread[rows]
+        offset = torch.arange(width, device=rows.device)
+        position = (self._state.seq_lens[rows] - counts).unsqueeze(1) + offset
+        self._read_last(rows, counts, self._kept[rows.unsqueeze(1), position % CATCH_UP])
+        self._unread[rows] = 0
+        for row in host_rows:
+            self._lag[row] = 0
+
+    def _read_last(self, rows: Tensor, counts: Tensor, features: Tensor) -> None:
+        """The head reads the last counts[i] ≤ D positions of each row (int64 [B]); features: [B, D, feature_size], of
+        the first counts[i] of them in order, the rest is padding. 0 leaves a row as it is."""
+        state, (batch, width) = self._state, features.shape[:2]
+        start = state.seq_lens[rows] - counts
+        offset = torch.arange(width, device=rows.device)
+        real = offset < counts.unsqueeze(1)
+        positions = torch.where(real, start.unsqueeze(1) + offset, 0)
+        inputs = ForwardInputs(
+            token_ids=state.tokens[rows].gather(1, positions + 1).flatten(),
+            positions=positions.flatten(),
+            slots=torch.where(real, state.slots(rows, positions), 0).flatten(),
+            page_table=state.page_table[rows],
+            prefix_lens=start.to(torch.int32),
+            q_indptr=torch.arange(0, (batch + 1) * width, width, dtype=torch.int32, device=rows.device),
+            tree_mask=None,
+        )
+        out, hidden = self._head.forward(self._head.combine(features.flatten(0, 1)), inputs, self.kv)
+        last = torch.arange(batch, device=rows.device) * width + (counts - 1).clamp_min(0)
+        self._keep_best(rows, out[last], hidden[last], counts > 0)
+
+    def _best(self, out: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        scores, ids = torch.log_softmax(self._head.logits(out), dim=1).topk(k, dim=1)
+        return self._head.target_ids(ids), scores
+
+    def _keep_best(self, rows: Tensor, out: Tensor, hidden: Tensor, changed: Tensor | None = None) -> None:
+        ids, scores = self._best(out, self._topk)
+        if changed is not None:
+            changed = changed.unsqueeze(1)
+            ids = torch.where(changed, ids, self._next_ids[rows])
+            scores = torch.where(changed, scores, self._next_scores[rows])
+            hidden = torch.where(changed, hidden, self._hidden[rows])
+        self._next_ids[rows] = ids
+        self._next_scores[rows] = scores
+        self._hidden[rows] = hidden
