@@ -95,12 +95,12 @@ def cut(root_ids: torch.Tensor, candidates: Candidates, num_draft_tokens: int, n
     nodes = min(MAX_NUM_DRAFT_TOKENS, 1 + count, 1 + tokens - batch)
     kept = candidates.scores > ABSENT
     if tokens - batch < batch * count:
-        kept = kept & _best(candidates.scores, tokens - batch, nodes - 1)
+        kept = _best(candidates.scores, tokens - batch, nodes - 1)
     return _assemble(root_ids, candidates, kept, nodes, tokens, num_steps)
 
 
 def _best(scores: torch.Tensor, total: int, each: int) -> torch.Tensor:
-    """bool [B, C]: the `total` highest scores of all, of which a request has `each` at most."""
+    """bool [B, C]: the `total` highest scores of all, absent ones apart, of which a request has `each` at most."""
     batch, count = scores.shape
     if each < count:
         order = scores.sort(dim=1, descending=True, stable=True).indices
@@ -109,7 +109,7 @@ def _best(scores: torch.Tensor, total: int, each: int) -> torch.Tensor:
     order = scores.t().flatten().sort(descending=True, stable=True).indices
     best = torch.zeros(batch * count, dtype=torch.bool, device=scores.device)
     best.scatter_(0, order[:total], torch.ones_like(best[:total]))
-    return best.view(count, batch).t()
+    return best.view(count, batch).t() & (scores > ABSENT)
 
 
 def _assemble(
