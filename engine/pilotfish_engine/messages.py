@@ -10,10 +10,29 @@ from typing import Literal
 import msgspec
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+GrammarKind = Literal["json_object", "json_schema", "regex", "ebnf"]
+
+MAX_LOGIT_BIAS = 300  # tokens
+MAX_STOP_TOKENS = 64  # beside the model's own end tokens
+MAX_LOGPROBS = 20  # alternatives a token
+
+
+class Grammar(msgspec.Struct, frozen=True):
+    """What an answer's text must be. `text`: a JSON schema, a regular expression of the whole answer, or a grammar
+    (GBNF with ::= and a rule root, else Lark with a rule start); empty for json_object."""
+
+    kind: GrammarKind
+    text: str = ""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How one request is sampled and when it ends. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off."""
+    """How one request is sampled and when it ends. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off.
+
+    Penalties are OpenAI's: presence and frequency are taken off the logits of tokens of the answer; repetition divides
+    (negative: multiplies) those of prompt and answer, 1 is off. logit_bias: (token, added), 300 at most. min_tokens: no
+    end token comes before (a stop string may). A grammar overrides ignore_eos: where it ends, the answer ends.
+    logprobs: alternatives wanted beside each token's own log-probability, 20 at most; None: neither.
+    """
 
     max_tokens: int
     temperature: float = 1.0
@@ -24,6 +43,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    grammar: Grammar | None = None
+    logprobs: int | None = None
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -56,11 +82,20 @@ class FlushCache(msgspec.Struct, frozen=True, tag=True):
 ToCore = Submit | Abort | AskReport | SetEnvelope | FlushCache
 
 
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Natural logarithms of the model's own probabilities, before temperature, filters, penalties, bias and grammar: of
+    a token of the answer, and of the likeliest ones at its place, as (token, logprob), best first."""
+
+    logprob: float
+    top: list[tuple[int, float]]
+
+
 class Output(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that one step committed to one request, and its end if it came.
 
     text_end: with a stop string, how many characters of the whole decoded answer are to be returned.
-    counts are totals of the request so far.
+    logprobs: one for each token, where they are asked for. field: with an error that is the client's, the parameter at
+    fault. Counts are totals of the request so far.
     """
 
     request_id: str
@@ -68,6 +103,8 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None = None
     text_end: int | None = None
     error: str | None = None
+    field: str | None = None
+    logprobs: list[TokenLogprob] | None = None
     cached_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
