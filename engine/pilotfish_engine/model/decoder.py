@@ -40,11 +40,7 @@ class Decoder:
         return self.embed.device
 
     def new_kv_cache(self, num_pages: int, page_size: int) -> KVCache:
-        """Zeros for pages 1 … num_pages and the scratch page 0, in the model's dtype."""
-        slots = (num_pages + 1) * page_size
-        size = (self.shape.num_layers, slots, self.shape.num_kv_heads, self.shape.head_dim)
-        k, v = (zeros(size, self.dtype, self.device) for _ in range(2))
-        return KVCache(k, v, page_size)
+        return new_kv_cache(self.shape, self.shape.num_layers, num_pages, page_size, self.dtype, self.device)
 
     @torch.inference_mode()
     def forward(
@@ -56,15 +52,9 @@ class Decoder:
         taps: dict[int, Tensor] = {}
         x: Tensor | None = None
         for index, layer in enumerate(self.layers):
-            if x is None:
-                normed = layer.attention_norm(residual)
-            else:
-                normed, residual = layer.attention_norm.add(x, residual)
             if index in aux_layers:
-                taps[index] = residual.clone()
-            attended = layer.attention(normed, inputs, kv, index)
-            normed, residual = layer.mlp_norm.add(attended, residual)
-            x = layer.mlp(normed)
+                taps[index] = residual.clone() if x is None else residual + x
+            x, residual = layer(x, residual, inputs, kv, index)
         assert x is not None, "a model has at least one layer"
         hidden, residual = self.norm.add(x, residual)
         taps[len(self.layers)] = residual
@@ -74,3 +64,13 @@ class Decoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [M, H] after the final norm → float32 [M, V]."""
         return self.lm_head(hidden, torch.float32)
+
+
+def new_kv_cache(
+    shape: ModelShape, num_layers: int, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+) -> KVCache:
+    """Zeros for pages 1 … num_pages and the scratch page 0, as attention of this shape keeps them. A latent is key
+    and value in one, so there `v` is `k`."""
+    size = (num_layers, (num_pages + 1) * page_size, shape.num_kv_heads, shape.head_dim)
+    k = zeros(size, dtype, device)
+    return KVCache(k, k if shape.latent is not None else zeros(size, dtype, device), page_size)

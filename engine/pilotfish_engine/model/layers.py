@@ -1,9 +1,11 @@
-"""The parts of a decoder layer: norm, grouped-query attention over a paged cache, gated MLP.
+"""The parts that decoder layers of every family share: norm, gated MLP, and the layer around attention and MLP.
 
 Each is a few tensors and a call. Knows nothing about files, requests or what follows a layer.
 """
 
 from __future__ import annotations
+
+from typing import Protocol
 
 from torch import Tensor
 
@@ -25,20 +27,20 @@ class RMSNorm:
         return kernels.add_rms_norm(x, residual, self.weight, self.eps)
 
 
-class Attention:
-    """qkv: [(Hq + 2·Hkv)·D, H], rows of Q, K, V in this order; out: [H, Hq·D]; cos_sin: [max_positions, D]."""
+class Attention(Protocol):
+    """cos_sin: float32 [max_positions, D], the rotary table."""
 
-    def __init__(self, qkv: Linear, out: Linear, cos_sin: Tensor) -> None:
-        self.qkv = qkv
-        self.out = out
-        self.cos_sin = cos_sin
-        self.scale = float(cos_sin.shape[1] ** -0.5)
+    cos_sin: Tensor
 
     def __call__(self, x: Tensor, inputs: ForwardInputs, kv: KVCache, layer: int) -> Tensor:
-        k, v = kv.k[layer], kv.v[layer]
-        q = kernels.rope_and_write(self.qkv(x), inputs.positions, self.cos_sin, inputs.slots, k, v)
-        attended = kernels.paged_attention(q, k, v, kv.page_size, inputs, self.scale)
-        return self.out(attended.view(attended.shape[0], -1))
+        """x [N, H] → [N, H]; writes the tokens' rows of layer `layer` of the cache before it reads them."""
+        ...
+
+
+class MLP(Protocol):
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [N, H] → [N, H], each token for itself."""
+        ...
 
 
 class GatedMLP:
@@ -53,8 +55,21 @@ class GatedMLP:
 
 
 class DecoderLayer:
-    def __init__(self, attention_norm: RMSNorm, attention: Attention, mlp_norm: RMSNorm, mlp: GatedMLP) -> None:
+    def __init__(self, attention_norm: RMSNorm, attention: Attention, mlp_norm: RMSNorm, mlp: MLP) -> None:
         self.attention_norm = attention_norm
         self.attention = attention
         self.mlp_norm = mlp_norm
         self.mlp = mlp
+
+    def __call__(
+        self, x: Tensor | None, residual: Tensor, inputs: ForwardInputs, kv: KVCache, layer: int
+    ) -> tuple[Tensor, Tensor]:
+        """x [N, H]: what the layer before adds to `residual` [N, H] (None: nothing is before). Returns the same of this
+        layer: the residual stream behind it is their sum. `residual` is written in place."""
+        if x is None:
+            normed = self.attention_norm(residual)
+        else:
+            normed, residual = self.attention_norm.add(x, residual)
+        attended = self.attention(normed, inputs, kv, layer)
+        normed, residual = self.mlp_norm.add(attended, residual)
+        return self.mlp(normed), residual

@@ -13,7 +13,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pilotfish_engine.errors import CheckpointError
-from pilotfish_engine.model.shape import ModelShape, shape_from_config, token_ids
+from pilotfish_engine.model.families import shape_from_config, token_ids
+from pilotfish_engine.model.shape import ModelShape
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -88,7 +89,8 @@ class SafetensorsCheckpoint(SafetensorsFolder):
 
     @cached_property
     def tensor_shapes(self) -> Mapping[str, tuple[int, ...]]:
-        shapes = dict(super().tensor_shapes)
+        drafts = self.shape.draft_prefixes
+        shapes = {name: shape for name, shape in super().tensor_shapes.items() if not name.startswith(drafts)}
         if self.shape.tie_word_embeddings:  # many tied checkpoints store the shared matrix under both names
             shapes.pop("lm_head.weight", None)
         return shapes

@@ -1,33 +1,129 @@
 """What a checkpoint says about its model: sizes, rope, special tokens; and the tensors that such a model has.
 
-Reads configurations that are already parsed (a config.json as a mapping). Knows nothing about files or weights.
+Plain values, whatever the file format they were read from. Knows nothing about files, weights or families' names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from pilotfish_engine.errors import CheckpointError
 
-QKV_BIAS = {"LlamaForCausalLM": False, "MistralForCausalLM": False, "Qwen2ForCausalLM": True}
+Tensors = Iterator[tuple[str, tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
 class RopeShape:
-    """theta: base. factor: of `linear` and `llama3` scaling; the last three are llama3's."""
+    """theta: base. rotated: how many of a head's dimensions turn, the first ones (None: all). factor: of every scaling.
+    low_freq_factor, high_freq_factor: llama3's. beta_fast, beta_slow, truncate, magnitude: yarn's; the last multiplies
+    cosines and sines."""
 
     theta: float
-    scaling: Literal["none", "linear", "llama3"] = "none"
+    scaling: Literal["none", "linear", "llama3", "yarn"] = "none"
+    rotated: int | None = None
     factor: float = 1.0
+    original_max_positions: int = 8192
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
-    original_max_positions: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    magnitude: float = 1.0
+
+
+@dataclass(frozen=True)
+class LatentShape:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434). q_rank: of the queries' latent (None: they have
+    none); kv_rank: of the latent that keys and values share. interleaved: rotation pairs neighbours, not halves.
+    temperature: multiplies the scores beside 1/sqrt(nope_dim + rope_dim)."""
+
+    q_rank: int | None
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    v_dim: int
+    bias: bool = False
+    interleaved: bool = True
+    temperature: float = 1.0
+
+    def tensors(self, prefix: str, hidden: int, heads: int) -> Tensors:
+        qk_dim = self.nope_dim + self.rope_dim
+        if self.q_rank is None:
+            yield f"{prefix}q_proj.weight", (heads * qk_dim, hidden)
+        else:
+            yield f"{prefix}q_a_proj.weight", (self.q_rank, hidden)
+            if self.bias:
+                yield f"{prefix}q_a_proj.bias", (self.q_rank,)
+            yield f"{prefix}q_a_layernorm.weight", (self.q_rank,)
+            yield f"{prefix}q_b_proj.weight", (heads * qk_dim, self.q_rank)
+        yield f"{prefix}kv_a_proj_with_mqa.weight", (self.kv_rank + self.rope_dim, hidden)
+        if self.bias:
+            yield f"{prefix}kv_a_proj_with_mqa.bias", (self.kv_rank + self.rope_dim,)
+        yield f"{prefix}kv_a_layernorm.weight", (self.kv_rank,)
+        yield f"{prefix}kv_b_proj.weight", (heads * (self.nope_dim + self.v_dim), self.kv_rank)
+        yield f"{prefix}o_proj.weight", (hidden, heads * self.v_dim)
+        if self.bias:
+            yield f"{prefix}o_proj.bias", (hidden,)
+
+
+@dataclass(frozen=True)
+class RoutingShape:
+    """How a token chooses `top_k` of `num_experts`. scoring: of the router's logits; correction: a bias is added for
+    the choice alone. Of `num_groups` equal groups only the best `topk_groups` are open, a group being as good as its
+    best expert (softmax) or its best two together (sigmoid). normalised: the chosen weights are divided by their sum,
+    before they are multiplied by `scaling`."""
+
+    num_experts: int
+    top_k: int
+    scoring: Literal["softmax", "sigmoid"]
+    correction: bool = False
+    num_groups: int = 1
+    topk_groups: int = 1
+    normalised: bool = True
+    scaling: float = 1.0
+
+
+@dataclass(frozen=True)
+class MoEShape:
+    """expert_size: intermediate size of one expert. shared: name and intermediate size of the experts that every token
+    passes, as one MLP; shared_gate: its output is weighed by a sigmoid of the token. Layers below `first_layer`, those
+    that `step` skips and `dense_layers` have a plain MLP."""
+
+    routing: RoutingShape
+    expert_size: int
+    shared: tuple[str, int] | None = None
+    shared_gate: bool = False
+    first_layer: int = 0
+    step: int = 1
+    dense_layers: frozenset[int] = frozenset()
+
+    def in_layer(self, index: int) -> bool:
+        return index >= self.first_layer and (index + 1) % self.step == 0 and index not in self.dense_layers
+
+    def tensors(self, prefix: str, hidden: int) -> Tensors:
+        experts = self.routing.num_experts
+        yield f"{prefix}gate.weight", (experts, hidden)
+        if self.routing.correction:
+            yield f"{prefix}gate.e_score_correction_bias", (experts,)
+        for expert in range(experts):
+            yield from mlp_tensors(f"{prefix}experts.{expert}.", hidden, self.expert_size)
+        if self.shared is not None:
+            name, size = self.shared
+            yield from mlp_tensors(f"{prefix}{name}.", hidden, size)
+            if self.shared_gate:
+                yield f"{prefix}{name}_gate.weight", (1, hidden)
 
 
 @dataclass(frozen=True)
 class ModelShape:
+    """head_dim, num_kv_heads: of what the KV cache holds; with `latent` one head of a latent and a rotated key.
+
+    qk_norm: a norm over each head's queries and keys. output_gate: attention's output is weighed by a sigmoid of the
+    token, from rows of q_proj. zero_centred_norms: stored weights are added to 1. draft_prefixes: of tensors that
+    belong to a draft inside the same checkpoint, which the model itself does not read."""
+
     architecture: str
     num_layers: int
     hidden_size: int
@@ -41,6 +137,13 @@ class ModelShape:
     max_position_embeddings: int
     tie_word_embeddings: bool
     qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: bool = False
+    output_gate: bool = False
+    zero_centred_norms: bool = False
+    latent: LatentShape | None = None
+    moe: MoEShape | None = None
+    draft_prefixes: tuple[str, ...] = ()
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
@@ -53,124 +156,65 @@ class ModelShape:
         return self.num_kv_heads * self.head_dim
 
     @property
+    def rope_width(self) -> int:
+        """Of the rotary table: the dimensions of what is rotated as one piece."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
+
+    @property
     def kv_elements_per_token(self) -> int:
-        """K and V of one token in every layer."""
-        return 2 * self.num_layers * self.kv_size
+        """K and V of one token in every layer; a latent is both."""
+        return (2 if self.latent is None else 1) * self.num_layers * self.kv_size
 
-    def tensor_shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+    def tensor_shapes(self) -> Tensors:
         """Every weight by its Hugging Face name, each exactly once: what a checkpoint of this shape must hold."""
-        hidden, inner = self.hidden_size, self.intermediate_size
-        yield "model.embed_tokens.weight", (self.vocab_size, hidden)
-        for layer in range(self.num_layers):
-            prefix = f"model.layers.{layer}."
-            yield prefix + "input_layernorm.weight", (hidden,)
-            for name, size in (("q_proj", self.q_size), ("k_proj", self.kv_size), ("v_proj", self.kv_size)):
-                yield f"{prefix}self_attn.{name}.weight", (size, hidden)
-                if self.qkv_bias:
-                    yield f"{prefix}self_attn.{name}.bias", (size,)
-            yield prefix + "self_attn.o_proj.weight", (hidden, self.q_size)
-            yield prefix + "post_attention_layernorm.weight", (hidden,)
-            yield prefix + "mlp.gate_proj.weight", (inner, hidden)
-            yield prefix + "mlp.up_proj.weight", (inner, hidden)
-            yield prefix + "mlp.down_proj.weight", (hidden, inner)
-        yield "model.norm.weight", (hidden,)
+        yield "model.embed_tokens.weight", (self.vocab_size, self.hidden_size)
+        for index in range(self.num_layers):
+            yield from self.layer_tensors(f"model.layers.{index}.", index)
+        yield "model.norm.weight", (self.hidden_size,)
         if not self.tie_word_embeddings:
-            yield "lm_head.weight", (self.vocab_size, hidden)
+            yield "lm_head.weight", (self.vocab_size, self.hidden_size)
+
+    def layer_tensors(self, prefix: str, index: int) -> Tensors:
+        """Of one decoder layer whose names begin with `prefix`; `index` decides between a plain MLP and experts."""
+        yield f"{prefix}input_layernorm.weight", (self.hidden_size,)
+        yield from self.attention_tensors(f"{prefix}self_attn.")
+        yield f"{prefix}post_attention_layernorm.weight", (self.hidden_size,)
+        if self.moe is not None and self.moe.in_layer(index):
+            yield from self.moe.tensors(f"{prefix}mlp.", self.hidden_size)
+        else:
+            yield from mlp_tensors(f"{prefix}mlp.", self.hidden_size, self.intermediate_size)
+
+    def attention_tensors(self, prefix: str) -> Tensors:
+        if self.latent is not None:
+            yield from self.latent.tensors(prefix, self.hidden_size, self.num_heads)
+            return
+        q_rows = self.q_size * (2 if self.output_gate else 1)
+        for name, rows in (("q_proj", q_rows), ("k_proj", self.kv_size), ("v_proj", self.kv_size)):
+            yield f"{prefix}{name}.weight", (rows, self.hidden_size)
+            if self.qkv_bias:
+                yield f"{prefix}{name}.bias", (rows,)
+        if self.qk_norm:
+            yield f"{prefix}q_norm.weight", (self.head_dim,)
+            yield f"{prefix}k_norm.weight", (self.head_dim,)
+        yield f"{prefix}o_proj.weight", (self.hidden_size, self.q_size)
+        if self.out_bias:
+            yield f"{prefix}o_proj.bias", (self.hidden_size,)
 
 
-def shape_from_config(config: Mapping[str, Any], where: str) -> ModelShape:
-    """The shape that a config.json describes; `where` names it in errors. Raises CheckpointError on what cannot run."""
-    architectures = config.get("architectures") or ["none"]
-    architecture = str(architectures[0])
-    if architecture not in QKV_BIAS:
-        known = ", ".join(sorted(QKV_BIAS))
-        raise CheckpointError(f"{where}: architecture {architecture} is not supported; supported are {known}")
-    for key, plain in (("hidden_act", "silu"), ("attention_bias", False), ("mlp_bias", False)):
-        if config.get(key, plain) != plain:
-            raise CheckpointError(f"{where}: {key} {config[key]!r} is not supported; {plain!r} would work")
-    number = _Numbers(config, where)
-    hidden, heads = number.positive("hidden_size"), number.positive("num_attention_heads")
-    kv_heads = number.positive("num_key_value_heads", heads)
-    max_positions = number.positive("max_position_embeddings")
-    _check_window(config, max_positions, where)
-    shape = ModelShape(
-        architecture=architecture,
-        num_layers=number.positive("num_hidden_layers"),
-        hidden_size=hidden,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=number.positive("head_dim", hidden // heads),
-        intermediate_size=number.positive("intermediate_size"),
-        vocab_size=number.positive("vocab_size"),
-        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-        rope=_rope_from_config(config, max_positions, where),
-        max_position_embeddings=max_positions,
-        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-        qkv_bias=QKV_BIAS[architecture],
-        bos_token_id=config.get("bos_token_id"),
-        eos_token_ids=token_ids(config.get("eos_token_id")),
-    )
-    check_heads(shape, where)
-    return shape
+def mlp_tensors(prefix: str, hidden: int, inner: int) -> Tensors:
+    yield f"{prefix}gate_proj.weight", (inner, hidden)
+    yield f"{prefix}up_proj.weight", (inner, hidden)
+    yield f"{prefix}down_proj.weight", (hidden, inner)
 
 
 def check_heads(shape: ModelShape, where: str) -> None:
-    """Raises CheckpointError where query heads do not divide among KV heads, or a head cannot be rotated in halves."""
+    """Raises CheckpointError where query heads do not divide among KV heads, or a head cannot be rotated in pairs."""
     if shape.num_heads % shape.num_kv_heads:
         raise CheckpointError(
             f"{where}: {shape.num_heads} attention heads do not divide among {shape.num_kv_heads} KV heads; "
             "the first must be a multiple of the second"
         )
-    if shape.head_dim % 2:
-        raise CheckpointError(f"{where}: head_dim {shape.head_dim} is odd; rotary embeddings need an even one")
-
-
-def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
-    """A config's token id field, which may be one, several or none."""
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (value,)
-
-
-@dataclass(frozen=True)
-class _Numbers:
-    config: Mapping[str, Any]
-    where: str
-
-    def positive(self, key: str, default: int | None = None) -> int:
-        value = self.config.get(key)
-        value = default if value is None else value
-        if not isinstance(value, int) or value <= 0:
-            raise CheckpointError(f"{self.where}: {key} is {value!r}; a positive integer is needed")
-        return value
-
-
-def _check_window(config: Mapping[str, Any], max_positions: int, where: str) -> None:
-    window = config.get("sliding_window")
-    uses_window = config.get("use_sliding_window", config.get("architectures") == ["MistralForCausalLM"])
-    if uses_window and window is not None and window < max_positions:
-        raise CheckpointError(
-            f"{where}: sliding_window {window} is below max_position_embeddings {max_positions}; "
-            "only full attention is supported"
-        )
-
-
-def _rope_from_config(config: Mapping[str, Any], max_positions: int, where: str) -> RopeShape:
-    """Both spellings: rope_parameters (transformers 5), and rope_theta with rope_scaling."""
-    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
-        return RopeShape(theta)
-    if kind == "linear":
-        return RopeShape(theta, "linear", factor=float(rope["factor"]))
-    if kind == "llama3":
-        return RopeShape(
-            theta,
-            "llama3",
-            factor=float(rope["factor"]),
-            low_freq_factor=float(rope["low_freq_factor"]),
-            high_freq_factor=float(rope["high_freq_factor"]),
-            original_max_positions=int(rope.get("original_max_position_embeddings", max_positions)),
-        )
-    raise CheckpointError(f"{where}: rope type {kind!r} is not supported; supported are default, linear, llama3")
+    rotated = shape.rope_width if shape.rope.rotated is None else shape.rope.rotated
+    for name, dimensions in (("head_dim", shape.rope_width), ("the rotated part of a head", rotated)):
+        if dimensions % 2 or dimensions == 0:
+            raise CheckpointError(f"{where}: {name} is {dimensions}; rotary embeddings need an even number")

@@ -15,6 +15,8 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 from pilotfish_engine.model import load, read_shape
@@ -42,6 +44,12 @@ LLAMA3: dict[str, Any] = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 MODELS: dict[str, PreTrainedModel] = {
     "untied": LlamaForCausalLM(LlamaConfig(**SMALL, tie_word_embeddings=False)),
     "tied": LlamaForCausalLM(LlamaConfig(**SMALL, tie_word_embeddings=True)),
@@ -51,7 +59,11 @@ MODELS: dict[str, PreTrainedModel] = {
     ),
     "llama3 rope": LlamaForCausalLM(LlamaConfig(**SMALL, rope_parameters=LLAMA3)),
     "mistral": MistralForCausalLM(MistralConfig(**SMALL, sliding_window=None)),
+    "biased llama": LlamaForCausalLM(LlamaConfig(**SMALL, attention_bias=True)),
+    "yarn rope": LlamaForCausalLM(LlamaConfig(**SMALL, rope_parameters=YARN)),
     "qwen2": Qwen2ForCausalLM(Qwen2Config(**SMALL)),
+    "qwen3": Qwen3ForCausalLM(Qwen3Config(**SMALL, head_dim=32)),
+    "biased qwen3": Qwen3ForCausalLM(Qwen3Config(**SMALL, head_dim=16, attention_bias=True)),
 }
 
 
@@ -59,9 +71,9 @@ MODELS: dict[str, PreTrainedModel] = {
 @pytest.mark.parametrize("shard_size", ["1GB", "40KB"])
 def test_equals_the_reference(name: str, shard_size: str, tmp_path: Path) -> None:
     model = MODELS[name]
-    for parameter_name, parameter in model.named_parameters():
-        if parameter_name.endswith("bias"):  # which start as zeros
-            torch.nn.init.normal_(parameter)
+    for parameter in model.parameters():
+        if parameter.ndim == 1:  # norms and biases, which start as ones and zeros
+            torch.nn.init.normal_(parameter, mean=0.5)
     model.save_pretrained(tmp_path, max_shard_size=shard_size)
     assert (tmp_path / "model.safetensors.index.json").exists() == (shard_size == "40KB")
     prompt = torch.randint(0, SMALL["vocab_size"], (70,), generator=torch.Generator().manual_seed(2)).tolist()
