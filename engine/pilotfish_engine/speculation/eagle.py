@@ -1,0 +1,95 @@
+"""EAGLE and EAGLE-2: a head of one decoder layer estimates the target's next final hidden state, step after step.
+
+What a checkpoint must be, and how it must fit the target, is the same for EAGLE-3 and stands here too.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from pilotfish_engine.contract.speculation import Envelope
+from pilotfish_engine.errors import CheckpointError, MethodError
+from pilotfish_engine.model.eagle import load_head
+from pilotfish_engine.model.eagle_checkpoint import HeadCheckpoint
+from pilotfish_engine.model.eagle_shape import METHODS, HeadShape, Method
+from pilotfish_engine.speculation.proposer import Models, ProposerContext
+from pilotfish_engine.speculation.recurrent import RecurrentProposer
+
+
+def recognises(models: Models) -> bool:
+    return is_head(models, "EAGLE")
+
+
+def check(models: Models, envelope: Envelope) -> None:
+    check_head(models, envelope, "EAGLE")
+
+
+def build(context: ProposerContext) -> RecurrentProposer:
+    assert context.models.draft is not None, "the registry has checked that a draft is given"
+    head = load_head(context.models.draft, context.target, context.dtype, context.state.length)
+    return RecurrentProposer(head, context.state, context.num_pages, context.page_size)
+
+
+def is_head(models: Models, method: Method) -> bool:
+    with suppress(CheckpointError):  # nothing of this kind; another method may know it
+        return models.draft is not None and HeadCheckpoint(models.draft).method == method
+    return False
+
+
+def check_head(models: Models, envelope: Envelope, method: Method) -> None:
+    """As MethodModule.check, for the head of this method."""
+    assert models.draft is not None, "the registry has checked that a draft is given"
+    checkpoint = HeadCheckpoint(models.draft)
+    found = checkpoint.method
+    if found is None:
+        raise MethodError(
+            f"the draft {checkpoint.path} is {checkpoint.kind}, not {METHODS[method]}; "
+            "a head, --method Auto or, for a whole model, --method STANDALONE would work"
+        )
+    if found != method:
+        raise MethodError(
+            f"the draft {checkpoint.path} is {METHODS[found]}, not {METHODS[method]}; --method {found} would work"
+        )
+    shape = checkpoint.check()
+    _check_fit(shape, models, checkpoint)
+    if envelope.topk > shape.draft_vocab_size:
+        raise MethodError(
+            f"topk is {envelope.topk}, but the draft {checkpoint.path} knows {shape.draft_vocab_size} tokens; "
+            f"at most {shape.draft_vocab_size} would work"
+        )
+
+
+def _check_fit(shape: HeadShape, models: Models, checkpoint: HeadCheckpoint) -> None:
+    """Raises MethodError where head and target do not go together."""
+    target, block = models.target_shape, shape.block
+    pair, would_work = f"the draft {checkpoint.path}", f"a draft trained beside {models.target} would work"
+    if shape.verifier and target.architecture not in shape.verifier:
+        raise MethodError(
+            f"{pair} is for {' or '.join(shape.verifier)}, and the target is {target.architecture}; {would_work}"
+        )
+    if shape.target_hidden_size != target.hidden_size:
+        raise MethodError(
+            f"{pair} reads hidden states of {shape.target_hidden_size}, and the target's have {target.hidden_size}; "
+            f"{would_work}"
+        )
+    if block.vocab_size != target.vocab_size:
+        raise MethodError(
+            f"{pair} is for a vocabulary of {block.vocab_size} tokens, and the target has {target.vocab_size}; "
+            f"{would_work}"
+        )
+    if block.hidden_size != target.hidden_size:
+        shared = [
+            name
+            for name, is_shared in (
+                ("embed_tokens.weight", not shape.own_embed),
+                ("lm_head.weight", shape.lm_head == "target"),
+                ("fc.weight", not shape.fc),
+            )
+            if is_shared
+        ]
+        if shared:
+            raise MethodError(
+                f"{pair} has no {shared[0]}, but hidden size {block.hidden_size} and not the target's "
+                f"{target.hidden_size}, so that it needs one; {would_work}"
+            )
+    shape.aux_layers(target.num_layers, checkpoint.where)
