@@ -102,7 +102,7 @@ def _method(config: EngineConfig, path: Path, shape: ModelShape) -> tuple[regist
     wanted = config.speculation
     registry.check(wanted.method, wanted.draft)
     draft = None if wanted.draft is None else resolve(wanted.draft)
-    models = Models(path, shape, draft, lambda other: check_vocabulary(path, shape, other))
+    models = Models(path, shape, draft, lambda other, size: check_vocabulary(path, shape, other, size))
     method = registry.resolve(wanted.method, models)
     if method is not None:
         if wanted.envelope.topk > 1 and not method.trees:
@@ -140,10 +140,9 @@ def _kv_tokens(config: EngineConfig, max_model_len: int) -> int:
     return capacity.kv_tokens
 
 
-def check_vocabulary(target: Path, shape: ModelShape, draft: Path) -> None:
-    """Raises MethodError unless both checkpoints have the same tokens under the same numbers; of one that comes without
-    a tokenizer only the size can be compared."""
-    found = read_shape(draft).vocab_size
+def check_vocabulary(target: Path, shape: ModelShape, draft: Path, found: int) -> None:
+    """Raises MethodError unless both checkpoints have the same tokens under the same numbers, the draft `found` of them;
+    of one that comes without a tokenizer only the size can be compared."""
     if found != shape.vocab_size:
         raise MethodError(
             f"the draft {draft.name} has a vocabulary of {found} tokens and the target {target.name} one of "

@@ -72,11 +72,7 @@ def _check_fit(shape: HeadShape, models: Models, checkpoint: HeadCheckpoint) -> 
             f"{pair} reads hidden states of {shape.target_hidden_size}, and the target's have {target.hidden_size}; "
             f"{would_work}"
         )
-    if block.vocab_size != target.vocab_size:
-        raise MethodError(
-            f"{pair} is for a vocabulary of {block.vocab_size} tokens, and the target has {target.vocab_size}; "
-            f"{would_work}"
-        )
+    models.check_vocabulary(checkpoint.path, block.vocab_size)
     if block.hidden_size != target.hidden_size:
         shared = [
             name

@@ -68,12 +68,12 @@ class Proposer(Protocol):
 @dataclass(frozen=True)
 class Models:
     """What a method is judged by before any weight is read. check_vocabulary raises MethodError when the checkpoint at
-    a path has not the target's vocabulary."""
+    a path, with so many tokens, has not the target's vocabulary."""
 
     target: Path
     target_shape: ModelShape
     draft: Path | None
-    check_vocabulary: Callable[[Path], None]
+    check_vocabulary: Callable[[Path, int], None]
 
 
 @dataclass(frozen=True)

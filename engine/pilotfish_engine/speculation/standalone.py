@@ -14,7 +14,7 @@ import torch
 
 from pilotfish_engine.contract.speculation import MAX_TOPK, Envelope, Settings
 from pilotfish_engine.model.decoder import Decoder
-from pilotfish_engine.model.loading import load
+from pilotfish_engine.model.loading import load, read_shape
 from pilotfish_engine.speculation.growth import Frontier, grow, rows_needed
 from pilotfish_engine.speculation.proposer import Models, ProposerContext, TargetHidden
 from pilotfish_engine.speculation.tree import Candidates
@@ -140,7 +140,7 @@ def recognises(models: Models) -> bool:
 
 def check(models: Models, envelope: Envelope) -> None:
     assert models.draft is not None, "the registry has checked that a draft is given"
-    models.check_vocabulary(models.draft)
+    models.check_vocabulary(models.draft, read_shape(models.draft).vocab_size)
 
 
 def build(context: ProposerContext) -> StandaloneProposer:
