@@ -1,0 +1,218 @@
+"""Several prediction heads in a row: head j drafts the token at depth j + 1 (DeepSeek-V3, arXiv 2412.19437, section
+2.2). Chains only, as many steps as there are heads.
+
+Head j reads, at row i, head j − 1's output of row i (the target's hidden state before head 0) and token i + j + 1; each
+head has a KV layer of its own. With tokens up to S known, its rows up to S − 1 − j are final. So head j stands j rows
+behind the target, and to know one token more costs one row of every head. `_carry` keeps what joins two passes: head
+j's output of its last final row, which head j + 1 reads next.
+
+A draft begins at head 0's last final row. Head j then reads the j rows that only drafted tokens complete, S − j … S −
+1; their KV stands in place and is written anew before anything final reads it. No row at or past S is ever written.
+
+Plain steps only keep the target's hidden states; they are read together every CATCH_UP plain steps or before the row
+is drafted for again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pilotfish_engine.contract.speculation import Settings
+from pilotfish_engine.model.decoder import Decoder
+from pilotfish_engine.speculation.proposer import TargetHidden
+from pilotfish_engine.speculation.tree import Candidates
+from pilotfish_engine.speculation.verify import Verdict
+from pilotfish_engine.types import Chunk
+from pilotfish_engine.worker.inputs import ForwardInputs, KVCache
+from pilotfish_engine.worker.state import RequestState
+
+CATCH_UP = 16
+
+
+class Head(Protocol):
+    def forward(self, hidden: Tensor, inputs: ForwardInputs, kv: KVCache, index: int) -> Tensor:
+        """hidden [N, H] of rows inputs.positions beside inputs.token_ids → [N, H], which the target's LM head and the
+        next head read. index: of the head's layer in `kv`."""
+        ...
+
+
+class MultiLayerProposer:
+    aux_layers: tuple[int, ...] = ()
+    max_topk = 1
+
+    def __init__(self, heads: Sequence[Head], kv: KVCache, target: Decoder, state: RequestState) -> None:
+        """kv: a layer for each head, in the pages of the target's pool."""
+        rows, hidden = state.seq_lens.shape[0], target.shape.hidden_size
+        self.max_num_steps = self.lookahead = len(heads)
+        self.kv = kv
+        self._heads = heads
+        self._target = target
+        self._state = state
+        self._lag = [0] * rows  # last known tokens of each row that the heads have not read, on the host,
+        self._unread = torch.zeros(rows, dtype=torch.int64, device=state.device)  # and on the device
+        # rows before it came from the prefix cache, final in every head: the prompt has `lookahead` more tokens
+        self._first = [0] * rows
+        self._carry = torch.zeros(len(heads), rows, hidden, dtype=target.dtype, device=state.device)
+        self._kept = torch.zeros(rows, CATCH_UP, hidden, dtype=target.dtype, device=state.device)  # at position mod it
+
+    def slots_needed(self, settings: Settings) -> int:
+        return 0
+
+    def admit(self, row: int, cached_len: int) -> None:
+        self._lag[row] = 0
+        self._unread[row] = 0
+        self._first[row] = cached_len
+
+    def reusable_len(self, row: int, seq_len: int) -> int:
+        return max(0, seq_len - self._lag[row] - (len(self._heads) - 1))
+
+    def extend(self, chunks: Sequence[Chunk], target: TargetHidden) -> None:
+        """Head j reads rows start − j … end − 1 − j of a chunk: those that the token after the chunk completes."""
+        hidden = list(torch.split(target.hidden, [chunk.end - chunk.start for chunk in chunks]))
+        for number in range(len(self._heads)):
+            spans = [self._span(chunk, number) for chunk in chunks]
+            if number > 0:
+                joined = [self._joined(chunk, number, out) for chunk, out in zip(chunks, hidden, strict=True)]
+                for chunk, out in zip(chunks, hidden, strict=True):
+                    if out.shape[0] > 0:
+                        self._carry[number - 1, chunk.row] = out[-1]
+                hidden = [rows[: end - begin] for rows, (begin, end) in zip(joined, spans, strict=True)]
+            hidden = self._read_spans(number, chunks, spans, hidden)
+        for chunk, out in zip(chunks, hidden, strict=True):
+            if out.shape[0] > 0:
+                self._carry[-1, chunk.row] = out[-1]
+
+    def propose(self, rows: Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:
+        self._catch_up(rows, host_rows)
+        known = self._state.seq_lens[rows]
+        last = self._carry[0, rows]
+        read = last.unsqueeze(1)  # [B, n, H]: what the next head reads
+        ids: list[Tensor] = []
+        scores: list[Tensor] = []
+        for number in range(settings.num_steps):
+            if number > 0:
+                out = self._read_rows(number, rows, known - number, torch.stack(ids, dim=1), read)
+                read = torch.cat([self._carry[number, rows].unsqueeze(1), out], dim=1)
+                last = out[:, -1]
+            score, token = torch.log_softmax(self._target.logits(last), dim=1).max(dim=1)
+            ids.append(token)
+            scores.append(score + scores[-1] if scores else score)
+        parents = torch.arange(-1, settings.num_steps - 1, device=rows.device).expand(rows.shape[0], -1)
+        return Candidates(torch.stack(ids, dim=1), parents, torch.stack(scores, dim=1))
+
+    def accepted(
+        self, rows: Tensor, host_rows: Sequence[int], settings: Settings, verdict: Verdict, target: TargetHidden
+    ) -> None:
+        self._advance(rows, verdict.accept_lens, target.hidden[verdict.flat])
+
+    def skipped(self, rows: Tensor, host_rows: Sequence[int], target: TargetHidden) -> None:
+        self._kept[rows, (self._state.seq_lens[rows] - 1) % CATCH_UP] = target.hidden
+        self._unread[rows] += 1
+        for row in host_rows:
+            self._lag[row] += 1
+        if max(self._lag[row] for row in host_rows) >= CATCH_UP:
+            self._catch_up(rows, host_rows)
+
+    def _catch_up(self, rows: Tensor, host_rows: Sequence[int]) -> None:
+        width = max(self._lag[row] for row in host_rows)
+        if width == 0:
+            return
+        counts = self._unread[rows]
+        start = self._state.seq_lens[rows] - counts
+        at = start.unsqueeze(1) + torch.arange(width, device=rows.device)
+        self._advance(rows, counts, self._kept[rows.unsqueeze(1), at % CATCH_UP])
+        self._unread[rows] = 0
+        for row in host_rows:
+            self._lag[row] = 0
+
+    def _advance(self, rows: Tensor, counts: Tensor, hidden: Tensor) -> None:
+        """The heads read the last counts[i] ≤ W committed tokens of each row (int64 [B]), 0 leaving it as it is.
+        hidden: [B, W, H], the target's at the positions before these tokens."""
+        width = hidden.shape[1]
+        start = self._state.seq_lens[rows] - counts
+        column = torch.arange(width, device=rows.device)
+        token_ids = self._state.tokens[rows].gather(1, start.unsqueeze(1) + 1 + column)
+        is_real = column < counts.unsqueeze(1)
+        last = (counts - 1).clamp_min(0).view(-1, 1, 1).expand(-1, 1, hidden.shape[2])
+        for number in range(len(self._heads)):
+            out = self._read_rows(number, rows, start - number, token_ids, hidden, is_real)
+            carried = self._carry[number, rows]
+            self._carry[number, rows] = torch.where(is_real[:, :1], out.gather(1, last).squeeze(1), carried)
+            hidden = torch.cat([carried.unsqueeze(1), out[:, :-1]], dim=1)
+
+    def _read_rows(
+        self,
+        number: int,
+        rows: Tensor,
+        start: Tensor,
+        token_ids: Tensor,
+        hidden: Tensor,
+        is_real: Tensor | None = None,
+    ) -> Tensor:
+        """Head `number` over KV rows start[i] … start[i] + W − 1 of each row. token_ids, is_real: [B, W]; hidden and
+        the result: [B, W, H]. Rows below 0 go to the scratch page."""
+        batch, width = token_ids.shape
+        at = start.unsqueeze(1) + torch.arange(width, device=rows.device)
+        written = at >= 0
+        if is_real is not None:
+            written = written & is_real
+        at = torch.where(written, at, 0)
+        prefix = start.clamp_min(0)
+        # not causal by number: where start is below 0, token n is of row start + n all the same
+        mask = (2 << (at - prefix.unsqueeze(1)).clamp_min(0)) - 1
+        inputs = ForwardInputs(
+            token_ids=token_ids.flatten(),
+            positions=at.flatten(),
+            slots=torch.where(written, self._state.slots(rows, at), 0).flatten(),
+            page_table=self._state.page_table[rows],
+            prefix_lens=prefix.to(torch.int32),
+            q_indptr=torch.arange(0, (batch + 1) * width, width, dtype=torch.int32, device=rows.device),
+            tree_mask=mask.flatten(),
+        )
+        return self._heads[number].forward(hidden.flatten(0, 1), inputs, self.kv, number).view(batch, width, -1)
+
+    # --- prompt chunks: ragged, and known to the host
+
+    def _span(self, chunk: Chunk, number: int) -> tuple[int, int]:
+        """The KV rows that head `number` reads of a chunk."""
+        begin = max(chunk.start - number, self._first[chunk.row])
+        return begin, max(begin, chunk.end - number)
+
+    def _joined(self, chunk: Chunk, number: int, out: Tensor) -> Tensor:
+        """[n, H], what head `number` reads: the output of the head before from its carried row on."""
+        if chunk.start - number < self._first[chunk.row]:
+            return out
+        return torch.cat([self._carry[number - 1, chunk.row].unsqueeze(0), out])
+
+    def _read_spans(
+        self, number: int, chunks: Sequence[Chunk], spans: Sequence[tuple[int, int]], hidden: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """Head `number` over the rows of each chunk's span; hidden and result: [n, H] for each chunk, n = 0 allowed."""
+        state = self._state
+        filled = [i for i, (begin, end) in enumerate(spans) if end > begin]
+        if not filled:
+            return list(hidden)
+        begins, ends = [spans[i][0] for i in filled], [spans[i][1] for i in filled]
+        counts = [end - begin for begin, end in zip(begins, ends, strict=True)]
+        rows = state.row_index([chunks[i].row for i in filled])
+        row_of = torch.repeat_interleave(rows, torch.tensor(counts, device=rows.device), output_size=sum(counts))
+        at = torch.cat([torch.arange(b, e, device=rows.device) for b, e in zip(begins, ends, strict=True)])
+        indptr = torch.tensor([0, *counts], dtype=torch.int32, device=rows.device).cumsum(0, dtype=torch.int32)
+        inputs = ForwardInputs(
+            token_ids=state.tokens[row_of, at + number + 1],
+            positions=at,
+            slots=state.slots(row_of, at.unsqueeze(1)).squeeze(1),
+            page_table=state.page_table[rows],
+            prefix_lens=torch.tensor(begins, dtype=torch.int32, device=rows.device),
+            q_indptr=indptr,
+            tree_mask=None,
+        )
+        out = self._heads[number].forward(torch.cat([hidden[i] for i in filled]), inputs, self.kv, number)
+        results = list(hidden)
+        for i, part in zip(filled, torch.split(out, counts), strict=True):
+            results[i] = part
+        return results
