@@ -141,8 +141,8 @@ def _kv_tokens(config: EngineConfig, max_model_len: int) -> int:
 
 
 def check_vocabulary(target: Path, shape: ModelShape, draft: Path, found: int) -> None:
-    """Raises MethodError unless both checkpoints have the same tokens under the same numbers, the draft `found` of them;
-    of one that comes without a tokenizer only the size can be compared."""
+    """Raises MethodError unless both checkpoints have the same tokens under the same numbers, `found` being the draft's
+    number of them; of one that comes without a tokenizer only the size can be compared."""
     if found != shape.vocab_size:
         raise MethodError(
             f"the draft {draft.name} has a vocabulary of {found} tokens and the target {target.name} one of "
