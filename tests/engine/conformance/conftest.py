@@ -1,4 +1,4 @@
-"""Tiny Llama checkpoints made by the reference library, its greedy answers, and engines of every registered method."""
+"""The suite's fixtures: the reference library's greedy answers, and engines of every registered method."""
 
 from __future__ import annotations
 
@@ -8,57 +8,35 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from pilotfish_engine.engine import Parts
 from pilotfish_engine.speculation import registry
-from tests.engine.conformance import harness
+from tests.engine.conformance import harness, models
+from tests.engine.conformance.models import EOS, VOCAB
 
 # models this small gain nothing from a second thread, and on a busy machine wait for it
 torch.set_num_threads(1)
 
-VOCAB = 64
-EOS = 1
-DRAFTS = ("equal", "random", "near")
+__all__ = ["EOS", "VOCAB", "prompts", "settings_of", "variants"]
 
-
-def tiny(seed: int) -> LlamaForCausalLM:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=256,
-        initializer_range=0.6,
-        tie_word_embeddings=False,
-        bos_token_id=0,
-        eos_token_id=EOS,
-    )
-    return LlamaForCausalLM(config).eval()
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("target")
+    models.target_model().save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """target, and drafts: equal to it, random, and near it (the target's weights with a little noise)."""
-    folder = tmp_path_factory.mktemp("checkpoints")
-    target, random, near = tiny(0), tiny(1), tiny(0)
-    torch.manual_seed(2)
-    with torch.no_grad():
-        for weight in near.parameters():
-            weight.add_(torch.randn_like(weight), alpha=0.05)
-    models = {"target": target, "equal": target, "random": random, "near": near}
-    for name, model in models.items():
-        model.save_pretrained(folder / name)
-    return {name: folder / name for name in models}
+def checkpoints(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], models.Pair]:
+    """Target and draft of a variant."""
+    folder = tmp_path_factory.mktemp("drafts")
+    return cache(lambda method, draft: models.build(method, draft, target, folder))
 
 
 @pytest.fixture(scope="session")
-def reference(checkpoints: dict[str, Path]) -> LlamaForCausalLM:
-    return LlamaForCausalLM.from_pretrained(checkpoints["target"], dtype=torch.float32).eval()
+def reference(target: Path) -> LlamaForCausalLM:
+    return LlamaForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="session")
@@ -79,27 +57,36 @@ def greedy(reference: LlamaForCausalLM) -> Callable[..., list[int]]:
     return lambda prompt, max_tokens, ignore_eos=True: list(answer(tuple(prompt), max_tokens, ignore_eos))
 
 
-def variants() -> list[tuple[str, str]]:
-    """(method, draft) for every registered method: each draft model in turn where it needs one."""
-    found = []
-    for method in registry.methods():
-        found += [(method.name, draft) for draft in DRAFTS] if method.needs_draft else [(method.name, "")]
-    return found
+def variants(*without: str) -> list[tuple[str, str]]:
+    """(method, draft) for every registered method with each of its drafts, but for some levels."""
+    return [(method.name, draft) for method in registry.methods() for draft in models.drafts(method.name, *without)]
+
+
+def settings_of(steps_and_topk: list[tuple[int, int]], *without: str) -> list[tuple[str, str, int, int]]:
+    """(method, draft, num_steps, topk): each variant with each of the settings that its method can do, once."""
+    found: dict[tuple[str, str, int, int], None] = {}
+    for method, draft in variants(*without):
+        for num_steps, topk in steps_and_topk:
+            found[(method, draft, *models.within(method, draft, num_steps, topk))] = None
+    return list(found)
 
 
 @pytest.fixture(scope="session")
-def engine(checkpoints: dict[str, Path]) -> Callable[..., Parts]:
-    """Loaded once for each method, draft and page size."""
+def engine(checkpoints: Callable[[str, str], models.Pair]) -> Callable[..., Parts]:
+    """Loaded once for each variant and page size."""
 
     @cache
     def load(method: str, draft: str, page_size: int) -> Parts:
-        return harness.load(checkpoints["target"], method, checkpoints[draft] if draft else None, page_size)
+        pair = checkpoints(method, draft)
+        num_steps, topk = models.within(method, draft, harness.NUM_STEPS, 4)
+        return harness.load(pair.target, method, pair.draft, page_size, num_steps, topk)
 
     return load
 
 
-def prompts(count: int, seed: int, shortest: int = 3, longest: int = 40) -> list[list[int]]:
-    """Prompts of varied length; every other one repeats itself, so that n-grams are found."""
+def prompts(count: int, seed: int, shortest: int = 4, longest: int = 40) -> list[list[int]]:
+    """Prompts of varied length that begin with tokens nobody sees; every other one repeats itself, so that n-grams are
+    found."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(low: int, high: int) -> int:
@@ -107,6 +94,7 @@ def prompts(count: int, seed: int, shortest: int = 3, longest: int = 40) -> list
 
     made = []
     for number in range(count):
-        tokens = [draw(2, VOCAB) for _ in range(draw(shortest, longest))]
-        made.append((tokens[: max(2, len(tokens) // 3)] * 3)[: len(tokens)] if number % 2 else tokens)
+        tokens = [draw(2, VOCAB) for _ in range(draw(shortest, longest) - models.UNSEEN)]
+        repeated = (tokens[: max(1, len(tokens) // 3)] * 4)[: len(tokens)]
+        made.append([0] * models.UNSEEN + (repeated if number % 2 else tokens))
     return made

@@ -130,15 +130,17 @@ class Harness:
         return [self.answers[i].token_ids for i in ids]
 
 
-def load(target: Path, method: str, draft: Path | None, page_size: int, kv_tokens: int | None = None) -> Parts:
+def load(
+    target: Path, method: str, draft: Path | None, page_size: int, num_steps: int = NUM_STEPS, topk: int = 4
+) -> Parts:
     return assemble(
         EngineConfig(
             model=ModelConfig(source=str(target), dtype="float32", max_model_len=MAX_MODEL_LEN),
             speculation=SpeculationConfig(
                 method=method,
                 draft=None if draft is None else str(draft),
-                envelope=Envelope(num_steps=NUM_STEPS, topk=4, num_draft_tokens=2 * NUM_STEPS + 2),
+                envelope=Envelope(num_steps=num_steps, topk=topk, num_draft_tokens=2 * NUM_STEPS + 2),
             ),
-            capacity=CapacityConfig(max_running_requests=MAX_RUNNING, page_size=page_size, kv_tokens=kv_tokens),
+            capacity=CapacityConfig(max_running_requests=MAX_RUNNING, page_size=page_size),
         )
     )

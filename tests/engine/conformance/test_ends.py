@@ -6,10 +6,9 @@ from __future__ import annotations
 import pytest
 
 from pilotfish_engine.scheduler.scheduler import Scheduler
-from tests.engine.conformance.conftest import EOS, prompts, variants
+from tests.engine.conformance.conftest import EOS, prompts, settings_of, variants
 from tests.engine.conformance.harness import NUM_STEPS, Harness, Watched, fixed
-
-VARIANTS = variants()
+from tests.engine.conformance.models import within
 
 
 class Letters:
@@ -25,9 +24,10 @@ class Letters:
 
 
 def start(engine, method, draft, topk=1, overlap=False):
+    num_steps, topk = within(method, draft, NUM_STEPS, topk)
     harness = Harness(engine(method, draft, 1))
     harness.scheduler = Scheduler(Watched(harness.parts), 512, Letters, overlap)
-    harness.scheduler.set_envelope(fixed(NUM_STEPS, topk))
+    harness.scheduler.set_envelope(fixed(num_steps, topk))
     return harness
 
 
@@ -40,7 +40,7 @@ def first(answer, *wanted):
 
 
 @pytest.mark.parametrize("at", range(0, 12))
-@pytest.mark.parametrize(("method", "draft"), [v for v in VARIANTS if v[1] != "random"])
+@pytest.mark.parametrize(("method", "draft"), variants("random"))
 def test_every_cause_at_every_place(engine, greedy, method, draft, at):
     overlap = at % 2 == 0
     prompt = prompts(1, seed=21, shortest=20)[0]
@@ -64,7 +64,7 @@ def test_every_cause_at_every_place(engine, greedy, method, draft, at):
     harness.scheduler.pool.release(cached)
 
 
-@pytest.mark.parametrize(("method", "draft"), VARIANTS)
+@pytest.mark.parametrize(("method", "draft"), variants())
 def test_the_end_token_ends_unless_it_is_ignored(engine, greedy, method, draft):
     found = 0
     for prompt in prompts(24, seed=22):
@@ -80,9 +80,8 @@ def test_the_end_token_ends_unless_it_is_ignored(engine, greedy, method, draft):
     assert found, "no prompt of this model comes to an end token"
 
 
-@pytest.mark.parametrize("topk", [1, 4])
-@pytest.mark.parametrize(("method", "draft"), VARIANTS)
-def test_counts_are_what_was_sent(engine, method, draft, topk):
+@pytest.mark.parametrize(("method", "draft", "num_steps", "topk"), settings_of([(NUM_STEPS, 1), (NUM_STEPS, 4)]))
+def test_counts_are_what_was_sent(engine, method, draft, num_steps, topk):
     harness = start(engine, method, draft, topk, overlap=topk == 1)
     for number, prompt in enumerate(prompts(9, seed=23)):
         harness.submit(prompt, max_tokens=5 + 3 * number)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.conformance.conftest import VOCAB, prompts, variants
+from tests.engine.conformance.conftest import VOCAB, prompts, settings_of, variants
 from tests.engine.conformance.harness import MAX_MODEL_LEN, MAX_RUNNING, NUM_STEPS, Harness, fixed
+from tests.engine.conformance.models import within
 
 VARIANTS = variants()
 SETTINGS = [(1, 1), (NUM_STEPS, 1), (NUM_STEPS, 2), (3, 4)]
@@ -17,9 +18,8 @@ def start(engine, method, draft, page_size, num_steps, topk, chunk_size=512, ove
     return harness
 
 
-@pytest.mark.parametrize(("num_steps", "topk"), SETTINGS)
 @pytest.mark.parametrize(("page_size", "overlap"), [(1, True), (16, False)])
-@pytest.mark.parametrize(("method", "draft"), VARIANTS)
+@pytest.mark.parametrize(("method", "draft", "num_steps", "topk"), settings_of(SETTINGS))
 def test_tokens_equal_the_reference(engine, greedy, method, draft, page_size, overlap, num_steps, topk):
     """A batch larger than the rows, of different lengths and ends; then again, from the prefix cache."""
     harness = start(engine, method, draft, page_size, num_steps, topk, overlap=overlap)
@@ -37,17 +37,19 @@ def test_tokens_equal_the_reference(engine, greedy, method, draft, page_size, ov
 @pytest.mark.parametrize(("page_size", "overlap"), [(1, False), (16, True)])
 @pytest.mark.parametrize(("method", "draft"), VARIANTS)
 def test_chunked_prefill(engine, greedy, method, draft, page_size, overlap, chunk_size):
-    harness = start(engine, method, draft, page_size, NUM_STEPS, 1, chunk_size, overlap)
+    num_steps, topk = within(method, draft, NUM_STEPS, 2)
+    harness = start(engine, method, draft, page_size, num_steps, topk, chunk_size, overlap)
     batch = prompts(4, seed=2)
     assert harness.run(batch, max_tokens=12, ignore_eos=True) == [greedy(p, 12) for p in batch]
 
 
-@pytest.mark.parametrize(("topk", "overlap"), [(1, True), (4, False), (4, True)])
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize(("method", "draft"), VARIANTS)
-def test_retraction_under_pressure(engine, greedy, method, draft, page_size, overlap, topk):
+@pytest.mark.parametrize(("page_size", "overlap"), [(1, True), (16, False), (16, True)])
+@pytest.mark.parametrize(
+    ("method", "draft", "num_steps", "topk"), settings_of([(NUM_STEPS, 1), (NUM_STEPS, 4)], "equal")
+)
+def test_retraction_under_pressure(engine, greedy, method, draft, num_steps, topk, page_size, overlap):
     """Another holder takes most of the pool, so that requests are retracted in the middle and resume."""
-    harness = start(engine, method, draft, page_size, NUM_STEPS, topk, 16, overlap)
+    harness = start(engine, method, draft, page_size, num_steps, topk, 16, overlap)
     pool = harness.scheduler.pool
     kept = 2 * (MAX_MODEL_LEN // page_size)
     taken = pool.allocate(pool.num_free - kept)
@@ -69,9 +71,9 @@ def test_retraction_under_pressure(engine, greedy, method, draft, page_size, ove
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("when", [1, 2, 4])
-@pytest.mark.parametrize(("method", "draft"), VARIANTS)
-def test_abort_frees_all_and_disturbs_nobody(engine, greedy, method, draft, when, overlap):
-    harness = start(engine, method, draft, 16, NUM_STEPS, 2, 8, overlap)
+@pytest.mark.parametrize(("method", "draft", "num_steps", "topk"), settings_of([(NUM_STEPS, 2)], "equal"))
+def test_abort_frees_all_and_disturbs_nobody(engine, greedy, method, draft, num_steps, topk, when, overlap):
+    harness = start(engine, method, draft, 16, num_steps, topk, 8, overlap)
     batch = prompts(4, seed=4, shortest=12)
     ids = [harness.submit(p, max_tokens=20, ignore_eos=True) for p in batch]
     for _ in range(when):
@@ -85,9 +87,9 @@ def test_abort_frees_all_and_disturbs_nobody(engine, greedy, method, draft, when
 
 
 @pytest.mark.parametrize(("page_size", "overlap"), [(1, True), (16, False)])
-@pytest.mark.parametrize(("method", "draft"), VARIANTS)
-def test_boundaries(engine, greedy, method, draft, page_size, overlap):
-    harness = start(engine, method, draft, page_size, NUM_STEPS, 1, overlap=overlap)
+@pytest.mark.parametrize(("method", "draft", "num_steps", "topk"), settings_of([(NUM_STEPS, 1)]))
+def test_boundaries(engine, greedy, method, draft, num_steps, topk, page_size, overlap):
+    harness = start(engine, method, draft, page_size, num_steps, topk, overlap=overlap)
     one, longest = [5], prompts(1, seed=5, shortest=MAX_MODEL_LEN - 1, longest=MAX_MODEL_LEN)[0]
     assert len(longest) == MAX_MODEL_LEN - 1
     assert harness.run([one], max_tokens=10, ignore_eos=True) == [greedy(one, 10)]
@@ -103,9 +105,14 @@ def test_boundaries(engine, greedy, method, draft, page_size, overlap):
 
 @pytest.mark.parametrize("disturbed", ["", "chunks", "prefix hit", "retracted", "disabled"])
 @pytest.mark.parametrize(("page_size", "overlap"), [(1, True), (16, False), (16, True)])
-@pytest.mark.parametrize("method", sorted({method for method, draft in VARIANTS if draft}))
-def test_a_draft_equal_to_the_target_is_always_accepted(engine, greedy, method, page_size, overlap, disturbed):
-    harness = start(engine, method, "equal", page_size, NUM_STEPS, 1, 5 if disturbed == "chunks" else 512, overlap)
+@pytest.mark.parametrize(
+    ("method", "draft", "num_steps", "topk"), [v for v in settings_of([(NUM_STEPS, 1)]) if v[1].endswith("equal")]
+)
+def test_a_draft_equal_to_the_target_is_always_accepted(
+    engine, greedy, method, draft, num_steps, topk, page_size, overlap, disturbed
+):
+    chunk_size = 5 if disturbed == "chunks" else 512
+    harness = start(engine, method, draft, page_size, num_steps, topk, chunk_size, overlap)
     prompt = prompts(1, seed=6, shortest=30, longest=31)[0]
     if disturbed == "prefix hit":
         harness.run([[*prompt, 3]], max_tokens=2)
@@ -121,17 +128,18 @@ def test_a_draft_equal_to_the_target_is_always_accepted(engine, greedy, method, 
         harness.scheduler.set_envelope(fixed(0, 1))
         for _ in range(7):
             harness.step()
-        harness.scheduler.set_envelope(fixed(NUM_STEPS, 1))
+        harness.scheduler.set_envelope(fixed(num_steps, topk))
     harness.worker.steps.clear()
     harness.drain()
     assert harness.answers[request_id].token_ids == greedy(prompt, 40)
     assert harness.answers[other].token_ids == greedy(prompt[:7], 40)
     assert harness.worker.steps
     if disturbed == "prefix hit":
-        assert harness.answers[request_id].last.cached_tokens >= len(prompt) - page_size
+        unusable = page_size + harness.worker.limits.lookahead
+        assert harness.answers[request_id].last.cached_tokens >= len(prompt) - unusable
     for _, result in harness.worker.steps:
-        assert result.num_draft_tokens == NUM_STEPS + 1
-        assert set(result.accept_lens.tolist()) == {NUM_STEPS + 1}
+        assert result.num_draft_tokens == num_steps + 1
+        assert set(result.accept_lens.tolist()) == {num_steps + 1}
 
 
 def test_the_tiny_vocabulary_is_the_reference_s(reference):

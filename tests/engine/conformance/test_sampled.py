@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.conformance.conftest import VOCAB, prompts, variants
+from tests.engine.conformance.conftest import VOCAB, prompts, settings_of
 from tests.engine.conformance.harness import MAX_RUNNING, NUM_STEPS, Harness, fixed
 
-VARIANTS = variants()
 FILTERS: list[dict[str, Any]] = [
     {},
     {"top_k": 5},
@@ -37,9 +36,8 @@ def reference_probs(logits: torch.Tensor, temperature: float, top_k: int = 0, to
     return {i: probs[i] / mass for i in nucleus}
 
 
-@pytest.mark.parametrize("topk", [1, 4])
-@pytest.mark.parametrize(("method", "draft"), VARIANTS)
-def test_a_seed_gives_the_tokens_of_plain_decoding(engine, method, draft, topk):
+@pytest.mark.parametrize(("method", "draft", "num_steps", "topk"), settings_of([(NUM_STEPS, 1), (NUM_STEPS, 4)]))
+def test_a_seed_gives_the_tokens_of_plain_decoding(engine, method, draft, num_steps, topk):
     batch = prompts(MAX_RUNNING, seed=11)
     params = [{"temperature": 0.5 + 0.2 * i, "seed": 100 + i, **FILTERS[i % len(FILTERS)]} for i in range(len(batch))]
     plain = Harness(engine(method, draft, 16))
@@ -48,7 +46,7 @@ def test_a_seed_gives_the_tokens_of_plain_decoding(engine, method, draft, topk):
     for prompt, values in zip(batch, params, strict=True):  # one at a time: the seed does not depend on the batch
         alone += plain.run([prompt], max_tokens=20, ignore_eos=True, **values)
     harness = Harness(engine(method, draft, 16), chunk_size=7, overlap=topk == 4)
-    harness.scheduler.set_envelope(fixed(NUM_STEPS, topk))
+    harness.scheduler.set_envelope(fixed(num_steps, topk))
     ids = [
         harness.submit(p, max_tokens=20, ignore_eos=True, **values) for p, values in zip(batch, params, strict=True)
     ]
@@ -57,8 +55,10 @@ def test_a_seed_gives_the_tokens_of_plain_decoding(engine, method, draft, topk):
 
 
 @pytest.mark.parametrize("filters", [FILTERS[0], FILTERS[4]])
-@pytest.mark.parametrize(("method", "draft"), [v for v in VARIANTS if v[1] in ("", "near")])
-def test_three_tokens_have_the_joint_distribution_of_the_target(engine, reference, method, draft, filters):
+@pytest.mark.parametrize(("method", "draft", "num_steps", "topk"), settings_of([(NUM_STEPS, 2)], "equal"))
+def test_three_tokens_have_the_joint_distribution_of_the_target(
+    engine, reference, method, draft, num_steps, topk, filters
+):
     """χ² over the likeliest outcomes against exact enumeration; seeds are fixed, so the verdict is too."""
     prompt, temperature, samples = [9, 4, 9, 4, 9], 0.8, 1200
     expected: dict[tuple[int, ...], float] = {(): 1.0}
@@ -72,7 +72,7 @@ def test_three_tokens_have_the_joint_distribution_of_the_target(engine, referenc
                 grown[(*path, token)] = expected[path] * p
         expected = grown
     harness = Harness(engine(method, draft, 16))
-    harness.scheduler.set_envelope(fixed(NUM_STEPS, 2))
+    harness.scheduler.set_envelope(fixed(num_steps, topk))
     drawn = [
         tuple(harness.answers[i].token_ids)
         for block in (range(at, at + 60) for at in range(0, samples, 60))
