@@ -10,9 +10,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from pilotfish_engine.model.layers import DecoderLayer, RMSNorm
+from pilotfish_engine.model.layers import DecoderLayer, Embedding, RMSNorm
 from pilotfish_engine.model.linear import Linear
 from pilotfish_engine.model.memory import zeros
 from pilotfish_engine.model.shape import ModelShape
@@ -20,10 +19,10 @@ from pilotfish_engine.worker.inputs import ForwardInputs, KVCache
 
 
 class Decoder:
-    """embed: [V, H]; lm_head: a Linear of [V, H], the same tensor where tied."""
+    """lm_head: a Linear of [V, H], the embedding's own tensor where tied."""
 
     def __init__(
-        self, shape: ModelShape, embed: Tensor, layers: Sequence[DecoderLayer], norm: RMSNorm, lm_head: Linear
+        self, shape: ModelShape, embed: Embedding, layers: Sequence[DecoderLayer], norm: RMSNorm, lm_head: Linear
     ) -> None:
         self.shape = shape
         self.embed = embed
@@ -48,7 +47,7 @@ class Decoder:
     ) -> tuple[Tensor, list[Tensor]]:
         """Hidden states [N, H] after the final norm, and for each of `aux_layers`, in its order, the residual stream
         [N, H] at that layer's input (num_layers: after the last layer, before the norm)."""
-        residual = functional.embedding(inputs.token_ids, self.embed)
+        residual = self.embed(inputs.token_ids)
         taps: dict[int, Tensor] = {}
         x: Tensor | None = None
         for index, layer in enumerate(self.layers):
@@ -70,7 +69,7 @@ def new_kv_cache(
     shape: ModelShape, num_layers: int, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
 ) -> KVCache:
     """Zeros for pages 1 … num_pages and the scratch page 0, as attention of this shape keeps them. A latent is key
-    and value in one, so there `v` is `k`."""
+    and value in one, so there `v` has no dimensions."""
     size = (num_layers, (num_pages + 1) * page_size, shape.num_kv_heads, shape.head_dim)
     k = zeros(size, dtype, device)
-    return KVCache(k, k if shape.latent is not None else zeros(size, dtype, device), page_size)
+    return KVCache(k, k[..., :0] if shape.latent is not None else zeros(size, dtype, device), page_size)

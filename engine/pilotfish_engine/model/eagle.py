@@ -12,13 +12,12 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from pilotfish_engine.model import assembly
 from pilotfish_engine.model.decoder import Decoder, new_kv_cache
 from pilotfish_engine.model.eagle_checkpoint import HeadCheckpoint
 from pilotfish_engine.model.eagle_shape import HeadShape
-from pilotfish_engine.model.layers import MLP, Attention, DecoderLayer, RMSNorm
+from pilotfish_engine.model.layers import MLP, Attention, DecoderLayer, Embedding, RMSNorm
 from pilotfish_engine.model.linear import Linear
 from pilotfish_engine.model.weights import Weights
 from pilotfish_engine.worker.inputs import ForwardInputs, KVCache
@@ -91,7 +90,7 @@ class Fusion:
 
 
 class Head:
-    """embed: [V, H]; lm_head: a Linear of [vocab_size, H]; d2t: int64 [vocab_size], the target's token for each of the
+    """lm_head: a Linear of [vocab_size, H]; d2t: int64 [vocab_size], the target's token for each of the
     draft's (None: the same). layers: those behind the first. norm: in front of lm_head (None: no norm).
 
     aux_layers: the target's layers whose inputs are read (its number of layers: what leaves the last one); none of
@@ -102,7 +101,7 @@ class Head:
         self,
         shape: HeadShape,
         aux_layers: tuple[int, ...],
-        embed: Tensor,
+        embed: Embedding,
         fusion: Fusion | None,
         first: FirstLayer,
         layers: Sequence[DecoderLayer],
@@ -139,7 +138,7 @@ class Head:
     def forward(self, hidden: Tensor, inputs: ForwardInputs, kv: KVCache) -> tuple[Tensor, Tensor]:
         """hidden [N, H] of position i beside inputs.token_ids of i + 1, at inputs.positions i → ([N, H] for `logits`,
         [N, H] that the next step reads)."""
-        embeds = functional.embedding(inputs.token_ids, self.embed)
+        embeds = self.embed(inputs.token_ids)
         x, residual = self.first(embeds, hidden, inputs, kv)
         for index, layer in enumerate(self.layers, start=1):
             x, residual = layer(x, residual, inputs, kv, index)
@@ -168,14 +167,14 @@ def load_head(path: Path, target: Decoder, dtype: torch.dtype, max_positions: in
     block = shape.block
     weights = Weights(checkpoint, dict(shape.tensor_shapes()), dtype, target.device)
     cos_sin = assembly.rotary_table(block, max_positions, target.device)
-    embed = weights.read("embed_tokens.weight") if shape.own_embed else target.embed
+    embed = Embedding(weights.read("embed_tokens.weight")) if shape.own_embed else target.embed
     fusion = None if shape.method == "EAGLE" else _fusion(weights, shape)
     first = _first_layer(weights, shape, cos_sin)
     layers = [assembly.build_layer(weights, block, f"layers.{i}.", i, cos_sin) for i in range(1, block.num_layers)]
     norm = None if shape.method == "EAGLE" else assembly.build_norm(weights, block, "norm.weight")
     lm_head = target.lm_head
     if shape.lm_head != "target":
-        lm_head = Linear(weights.read("lm_head.weight") if shape.lm_head == "own" else embed)
+        lm_head = Linear(weights.read("lm_head.weight") if shape.lm_head == "own" else embed.weight)
     d2t = checkpoint.target_ids()
     return Head(
         shape=shape,

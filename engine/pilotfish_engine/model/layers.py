@@ -1,4 +1,4 @@
-"""The parts that decoder layers of every family share: norm, gated MLP, and the layer around attention and MLP.
+"""The parts that decoders of every family share: embedding, norm, gated MLP, and the layer around attention and MLP.
 
 Each is a few tensors and a call. Knows nothing about files, requests or what follows a layer.
 """
@@ -7,11 +7,32 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
 from pilotfish_engine import kernels
 from pilotfish_engine.model.linear import Linear
 from pilotfish_engine.worker.inputs import ForwardInputs, KVCache
+
+
+class Embedding:
+    """weight: [V, H]."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.weight.device
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        """int64 [N] → [N, H]."""
+        return functional.embedding(token_ids, self.weight)
 
 
 class RMSNorm:

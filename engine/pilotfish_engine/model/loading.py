@@ -9,6 +9,7 @@ import torch
 from pilotfish_engine.model import assembly
 from pilotfish_engine.model.checkpoint import check_tensors, open_checkpoint
 from pilotfish_engine.model.decoder import Decoder
+from pilotfish_engine.model.layers import Embedding
 from pilotfish_engine.model.linear import Linear
 from pilotfish_engine.model.shape import ModelShape
 from pilotfish_engine.model.weights import Weights
@@ -38,4 +39,4 @@ def load(
     norm = assembly.build_norm(weights, shape, "model.norm.weight")
     embed = weights.read("model.embed_tokens.weight")
     head = embed if shape.tie_word_embeddings else weights.read("lm_head.weight")
-    return Decoder(shape, embed, layers, norm, Linear(head))
+    return Decoder(shape, Embedding(embed), layers, norm, Linear(head))

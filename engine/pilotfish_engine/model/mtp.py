@@ -18,10 +18,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from pilotfish_engine.model.assembly import build_layer, build_norm, rotary_table
-from pilotfish_engine.model.layers import DecoderLayer, RMSNorm
+from pilotfish_engine.model.layers import DecoderLayer, Embedding, RMSNorm
 from pilotfish_engine.model.linear import Linear
 from pilotfish_engine.model.shape import ModelShape
 from pilotfish_engine.model.weights import Files, Weights
@@ -120,11 +119,11 @@ def find_heads(shape: ModelShape, names: Iterable[str]) -> HeadSet | None:
 
 class PredictionHead:
     """projection: [H, 2H] over the normed embedding and the normed hidden state, in the order that `hidden_first`
-    says; embed: [V, H], the model's."""
+    says; embed: the model's."""
 
     def __init__(
         self,
-        embed: Tensor,
+        embed: Embedding,
         embed_norm: RMSNorm,
         hidden_norm: RMSNorm,
         projection: Linear,
@@ -144,7 +143,7 @@ class PredictionHead:
     def forward(self, hidden: Tensor, inputs: ForwardInputs, kv: KVCache, index: int) -> Tensor:
         """hidden [N, H] of the head before, at rows inputs.positions, beside inputs.token_ids → [N, H] after the final
         norm. index: of the head's layer in `kv`."""
-        embedded = self.embed_norm(functional.embedding(inputs.token_ids, self.embed))
+        embedded = self.embed_norm(self.embed(inputs.token_ids))
         normed = self.hidden_norm(hidden.contiguous())
         parts = (normed, embedded) if self.hidden_first else (embedded, normed)
         residual = self.projection(torch.cat(parts, dim=1))
@@ -152,7 +151,7 @@ class PredictionHead:
         return out
 
 
-def load_heads(heads: HeadSet, files: Files, embed: Tensor, max_positions: int) -> list[PredictionHead]:
+def load_heads(heads: HeadSet, files: Files, embed: Embedding, max_positions: int) -> list[PredictionHead]:
     """Reads every head from `files`, in the dtype of the model's `embed` and beside it; rotary tables reach
     `max_positions`."""
     shape, form = heads.shape, heads.form
