@@ -5,7 +5,7 @@ The tensors that `build_layer` reads are those of `shape.layer_tensors(prefix, i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -14,8 +14,12 @@ from pilotfish_engine.model import rope
 from pilotfish_engine.model.attention import GroupedQueryAttention
 from pilotfish_engine.model.layers import MLP, Attention, DecoderLayer, GatedMLP, RMSNorm
 from pilotfish_engine.model.linear import Linear
-from pilotfish_engine.model.shape import ModelShape
+from pilotfish_engine.model.mla import LatentAttention, LowRank
+from pilotfish_engine.model.moe import MixtureOfExperts, Router
+from pilotfish_engine.model.shape import LatentShape, ModelShape, MoEShape
 from pilotfish_engine.model.weights import Weights
+
+LATENT_NORM_EPS = 1e-6  # whatever rms_norm_eps says
 
 
 def build_layer(weights: Weights, shape: ModelShape, prefix: str, index: int, cos_sin: Tensor) -> DecoderLayer:
@@ -46,6 +50,8 @@ def build_norm(weights: Weights, shape: ModelShape, name: str, order: Tensor | N
 
 def build_attention(weights: Weights, shape: ModelShape, prefix: str, cos_sin: Tensor) -> Attention:
     """The kind that the shape asks for; `prefix` is like "model.layers.3.self_attn."."""
+    if shape.latent is not None:
+        return _latent_attention(weights, shape.latent, shape.num_heads, prefix, cos_sin)
     order = None
     if shape.rope.rotated is not None:
         order = rope.order(shape.head_dim, shape.rope.rotated)
@@ -65,7 +71,69 @@ def build_attention(weights: Weights, shape: ModelShape, prefix: str, cos_sin: T
 
 
 def build_mlp(weights: Weights, shape: ModelShape, prefix: str, index: int) -> MLP:
-    return _gated_mlp(weights, prefix)
+    if shape.moe is None or not shape.moe.in_layer(index):
+        return _gated_mlp(weights, prefix)
+    return _mixture(weights, shape.moe, prefix)
+
+
+def _latent_attention(
+    weights: Weights, latent: LatentShape, heads: int, prefix: str, cos_sin: Tensor
+) -> LatentAttention:
+    turning = rope.order(latent.rope_dim, latent.rope_dim, latent.interleaved)
+
+    def norm(name: str) -> RMSNorm:
+        return RMSNorm(weights.read(f"{prefix}{name}.weight"), LATENT_NORM_EPS)
+
+    def rotated(name: str, still: int, bias: bool) -> Linear:
+        """Rows of heads of which `still` dimensions come before those that turn."""
+        order = torch.cat((torch.arange(still), still + turning))
+        kinds = ("weight", "bias") if bias else ("weight",)
+        parts = [_ordered(weights.files.read(f"{prefix}{name}.{kind}"), order) for kind in kinds]
+        return Linear(*(weights.place(part.shape, [part]) for part in parts))
+
+    query: Callable[[Tensor], Tensor]
+    if latent.q_rank is None:
+        query = rotated("q_proj", latent.nope_dim, bias=False)
+    else:
+        query = LowRank(
+            down=_linear(weights, f"{prefix}q_a_proj", bias=latent.bias),
+            norm=norm("q_a_layernorm"),
+            up=rotated("q_b_proj", latent.nope_dim, bias=False),
+        )
+    down = rotated("kv_a_proj_with_mqa", latent.kv_rank, bias=latent.bias)
+    down_norm = norm("kv_a_layernorm")
+    key_and_value = weights.read(f"{prefix}kv_b_proj.weight").view(heads, -1, latent.kv_rank)
+    return LatentAttention(
+        query=query,
+        latent=down,
+        latent_norm=down_norm,
+        key=key_and_value[:, : latent.nope_dim],
+        value=key_and_value[:, latent.nope_dim :],
+        out=_linear(weights, f"{prefix}o_proj", bias=latent.bias),
+        cos_sin=cos_sin,
+        scale=latent.temperature * (latent.nope_dim + latent.rope_dim) ** -0.5,
+    )
+
+
+def _mixture(weights: Weights, moe: MoEShape, prefix: str) -> MixtureOfExperts:
+    correction = f"{prefix}gate.e_score_correction_bias"
+    router = Router(
+        weights.read_float32(f"{prefix}gate.weight"),
+        weights.read_float32(correction) if moe.routing.correction else None,
+        moe.routing,
+    )
+    experts = [f"{prefix}experts.{number}." for number in range(moe.routing.num_experts)]
+    gate_up = weights.read(*(f"{expert}{name}_proj.weight" for expert in experts for name in ("gate", "up")))
+    down = weights.read(*(f"{expert}down_proj.weight" for expert in experts))
+    shared = gate = None
+    if moe.shared is not None:
+        name, _ = moe.shared
+        shared = _gated_mlp(weights, f"{prefix}{name}.")
+        gate = _linear(weights, f"{prefix}{name}_gate", bias=False) if moe.shared_gate else None
+    size = (len(experts), -1)
+    return MixtureOfExperts(
+        router, gate_up.view(*size, gate_up.shape[1]), down.view(*size, down.shape[1]), shared, gate
+    )
 
 
 def _gated_mlp(weights: Weights, prefix: str) -> GatedMLP:

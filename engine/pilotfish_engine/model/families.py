@@ -5,13 +5,13 @@ Reads configurations that are already parsed. Knows nothing about files or weigh
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from pilotfish_engine.errors import CheckpointError
-from pilotfish_engine.model.shape import ModelShape, RopeShape, check_heads
+from pilotfish_engine.model.config_json import Config, read_rope, yarn_temperature
+from pilotfish_engine.model.shape import LatentShape, ModelShape, MoEShape, RoutingShape, check_heads
 
 PARTIAL_ROTATION = {"Glm4MoeForCausalLM": 0.5, "Qwen3NextForCausalLM": 0.25}  # of a head, where the config is silent
 
@@ -35,7 +35,7 @@ def layer_shape_from_config(config: Mapping[str, Any], where: str) -> ModelShape
     if architecture not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         raise CheckpointError(f"{where}: architecture {architecture} is not supported; supported are {known}")
-    read = _Config(config, where)
+    read = Config(config, where)
     read.only("hidden_act", "silu")
     read.only("mlp_bias", False)
     read.only("quantization_config", None)
@@ -53,7 +53,7 @@ def layer_shape_from_config(config: Mapping[str, Any], where: str) -> ModelShape
         intermediate_size=read.positive("intermediate_size"),
         vocab_size=read.positive("vocab_size"),
         rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-        rope=_rope(read, architecture, head_dim, max_positions),
+        rope=read_rope(read, head_dim, max_positions, PARTIAL_ROTATION.get(architecture)),
         max_position_embeddings=max_positions,
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
         bos_token_id=config.get("bos_token_id"),
@@ -71,64 +71,176 @@ def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, list) else (value,)
 
 
-@dataclass(frozen=True)
-class _Config:
-    values: Mapping[str, Any]
-    where: str
-
-    def positive(self, key: str, default: int | None = None) -> int:
-        value = self.values.get(key)
-        value = default if value is None else value
-        if not isinstance(value, int) or value <= 0:
-            raise CheckpointError(f"{self.where}: {key} is {value!r}; a positive integer is needed")
-        return value
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.values.get(key)
-        return default if value is None else bool(value)
-
-    def only(self, key: str, *supported: object) -> None:
-        """Refuses a config whose `key` is there with another value."""
-        value = self.values.get(key)
-        if value is not None and value not in supported:
-            would_work = " or ".join(repr(other) for other in supported)
-            raise CheckpointError(f"{self.where}: {key} {value!r} is not supported; {would_work} would work")
-
-
-def _llama(config: _Config, shape: ModelShape) -> ModelShape:
+def _llama(config: Config, shape: ModelShape) -> ModelShape:
     bias = config.flag("attention_bias", False)
     return replace(shape, qkv_bias=bias, out_bias=bias)
 
 
-def _mistral(config: _Config, shape: ModelShape) -> ModelShape:
+def _mistral(config: Config, shape: ModelShape) -> ModelShape:
     config.only("attention_bias", False)
     return shape
 
 
-def _qwen2(config: _Config, shape: ModelShape) -> ModelShape:
+def _qwen2(config: Config, shape: ModelShape) -> ModelShape:
     return replace(shape, qkv_bias=True)
 
 
-def _mimo(config: _Config, shape: ModelShape) -> ModelShape:
+def _mimo(config: Config, shape: ModelShape) -> ModelShape:
     return replace(_qwen2(config, shape), draft_prefixes=("model.mtp_layers.",))
 
 
-def _qwen3(config: _Config, shape: ModelShape) -> ModelShape:
+def _qwen3(config: Config, shape: ModelShape) -> ModelShape:
     return replace(_llama(config, shape), qk_norm=True)
 
 
-FAMILIES: Mapping[str, Callable[[_Config, ModelShape], ModelShape]] = {
+def _qwen3_moe(config: Config, shape: ModelShape) -> ModelShape:
+    return replace(_qwen3(config, shape), moe=_qwen_experts(config))
+
+
+def _qwen3_next(config: Config, shape: ModelShape) -> ModelShape:
+    moe = replace(
+        _qwen_experts(config),
+        shared=("shared_expert", config.positive("shared_expert_intermediate_size")),
+        shared_gate=True,
+    )
+    return replace(_qwen3(config, shape), moe=moe, output_gate=True, zero_centred_norms=True, draft_prefixes=("mtp.",))
+
+
+def _qwen_experts(config: Config) -> MoEShape:
+    routing = RoutingShape(
+        num_experts=config.positive("num_experts", config.values.get("num_local_experts")),
+        top_k=config.positive("num_experts_per_tok"),
+        scoring="softmax",
+        normalised=config.flag("norm_topk_prob", False),
+    )
+    return MoEShape(
+        _checked(routing, config.where),
+        expert_size=config.positive("moe_intermediate_size"),
+        step=config.positive("decoder_sparse_step", 1),
+        dense_layers=frozenset(config.values.get("mlp_only_layers") or ()),
+    )
+
+
+def _glm4_moe(config: Config, shape: ModelShape) -> ModelShape:
+    return replace(
+        shape,
+        qkv_bias=config.flag("attention_bias", False),
+        qk_norm=config.flag("use_qk_norm", False),
+        moe=_sigmoid_experts(config),
+        draft_prefixes=_appended_layers(config, shape),
+    )
+
+
+def _deepseek_v3(config: Config, shape: ModelShape) -> ModelShape:
+    config.only("topk_method", "noaux_tc")
+    shape = _latent(config, shape, interleaved=config.flag("rope_interleave", True))
+    return replace(shape, moe=_sigmoid_experts(config), draft_prefixes=_appended_layers(config, shape))
+
+
+def _deepseek_v2(config: Config, shape: ModelShape) -> ModelShape:
+    config.only("topk_method", "greedy", "group_limited_greedy")
+    config.only("norm_topk_prob", False)
+    grouped = config.values.get("topk_method") == "group_limited_greedy"
+    routing = RoutingShape(
+        num_experts=config.positive("n_routed_experts"),
+        top_k=config.positive("num_experts_per_tok"),
+        scoring="softmax",
+        num_groups=config.positive("n_group") if grouped else 1,
+        topk_groups=config.positive("topk_group") if grouped else 1,
+        normalised=False,
+        scaling=float(config.values.get("routed_scaling_factor", 1.0)),
+    )
+    return replace(_latent(config, shape, interleaved=True), moe=_deepseek_experts(config, routing))
+
+
+def _latent(config: Config, shape: ModelShape, interleaved: bool) -> ModelShape:
+    """One head of latent and rotated key in the place of keys and values."""
+    rank = config.values.get("q_lora_rank")
+    latent = LatentShape(
+        q_rank=None if rank is None else config.positive("q_lora_rank"),
+        kv_rank=config.positive("kv_lora_rank"),
+        nope_dim=config.positive("qk_nope_head_dim"),
+        rope_dim=config.positive("qk_rope_head_dim"),
+        v_dim=config.positive("v_head_dim"),
+        bias=config.flag("attention_bias", False),
+        interleaved=interleaved,
+        temperature=yarn_temperature(config, shape.rope),
+    )
+    return replace(shape, num_kv_heads=1, head_dim=latent.kv_rank + latent.rope_dim, latent=latent)
+
+
+def _sigmoid_experts(config: Config) -> MoEShape:
+    config.only("scoring_func", "sigmoid")
+    routing = RoutingShape(
+        num_experts=config.positive("n_routed_experts"),
+        top_k=config.positive("num_experts_per_tok"),
+        scoring="sigmoid",
+        correction=True,
+        num_groups=config.positive("n_group", 1),
+        topk_groups=config.positive("topk_group", 1),
+        normalised=config.flag("norm_topk_prob", True),
+        scaling=float(config.values.get("routed_scaling_factor", 1.0)),
+    )
+    return _deepseek_experts(config, routing)
+
+
+def _deepseek_experts(config: Config, routing: RoutingShape) -> MoEShape:
+    config.only("moe_layer_freq", 1)
+    size, count = config.positive("moe_intermediate_size"), config.values.get("n_shared_experts")
+    return MoEShape(
+        _checked(routing, config.where),
+        expert_size=size,
+        shared=("shared_experts", size * count) if count else None,
+        first_layer=config.values.get("first_k_dense_replace") or 0,
+    )
+
+
+def _checked(routing: RoutingShape, where: str) -> RoutingShape:
+    """Raises CheckpointError where the experts do not form the groups, or too few are open for every token's choice."""
+    experts, groups = routing.num_experts, routing.num_groups
+    if experts % groups or (groups > 1 and routing.scoring == "sigmoid" and experts // groups < 2):
+        raise CheckpointError(
+            f"{where}: {experts} experts do not form {groups} groups; a number of groups that divides the experts "
+            "would work, with two or more in each"
+        )
+    if routing.topk_groups > groups:
+        raise CheckpointError(
+            f"{where}: topk_group {routing.topk_groups} of {groups} groups; at most {groups} would work"
+        )
+    if routing.top_k > (reachable := experts // groups * routing.topk_groups):
+        raise CheckpointError(
+            f"{where}: num_experts_per_tok is {routing.top_k} and {reachable} experts are open to a token; "
+            f"at most {reachable} would work"
+        )
+    return routing
+
+
+def _appended_layers(config: Config, shape: ModelShape) -> tuple[str, ...]:
+    """Prefixes of the prediction layers that such checkpoints number behind the model's own."""
+    count = config.values.get("num_nextn_predict_layers") or 0
+    return tuple(f"model.layers.{shape.num_layers + extra}." for extra in range(count))
+
+
+FAMILIES: Mapping[str, Callable[[Config, ModelShape], ModelShape]] = {
+    "DeepseekV2ForCausalLM": _deepseek_v2,
+    "DeepseekV3ForCausalLM": _deepseek_v3,
+    "Glm4MoeForCausalLM": _glm4_moe,
     "LlamaForCausalLM": _llama,
     "MiMoForCausalLM": _mimo,
     "MistralForCausalLM": _mistral,
     "Qwen2ForCausalLM": _qwen2,
     "Qwen3ForCausalLM": _qwen3,
+    "Qwen3MoeForCausalLM": _qwen3_moe,
+    "Qwen3NextForCausalLM": _qwen3_next,
 }
 
 
 def _layer_types(config: Mapping[str, Any], num_layers: int) -> list[str]:
     kinds = config.get("layer_types")
-    return ["full_attention"] * num_layers if kinds is None else kinds
+    if kinds is not None:
+        return list(kinds)
+    interval = config.get("full_attention_interval") or 1
+    return ["linear_attention" if (index + 1) % interval else "full_attention" for index in range(num_layers)]
 
 
 def _check_window(config: Mapping[str, Any], max_positions: int, where: str) -> None:
@@ -139,56 +251,3 @@ def _check_window(config: Mapping[str, Any], max_positions: int, where: str) -> 
             f"{where}: sliding_window {window} is below max_position_embeddings {max_positions}; "
             "only full attention is supported"
         )
-
-
-def _rope(config: _Config, architecture: str, head_dim: int, max_positions: int) -> RopeShape:
-    """Both spellings: rope_parameters (transformers 5), and rope_theta with rope_scaling."""
-    values = config.values
-    rope = dict(values.get("rope_parameters") or values.get("rope_scaling") or {})
-    partial = PARTIAL_ROTATION.get(architecture, 1.0)
-    part = float(rope.get("partial_rotary_factor", values.get("partial_rotary_factor", partial)))
-    if part != 1 and architecture not in PARTIAL_ROTATION:
-        raise CheckpointError(
-            f"{config.where}: partial_rotary_factor {part} is not supported for {architecture}; 1.0 would work"
-        )
-    common: dict[str, Any] = {
-        "theta": float(rope.get("rope_theta", values.get("rope_theta", 10000.0))),
-        "rotated": None if part == 1 else int(head_dim * part),
-    }
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
-        return RopeShape(**common)
-    if kind not in ("linear", "llama3", "yarn"):
-        raise CheckpointError(
-            f"{config.where}: rope type {kind!r} is not supported; supported are default, linear, llama3, yarn"
-        )
-    original = int(rope.get("original_max_position_embeddings") or max_positions)
-    common |= {"scaling": kind, "original_max_positions": original}
-    if kind == "yarn":
-        return _yarn(rope, common, max_positions)
-    common["factor"] = float(rope["factor"])
-    if kind == "llama3":
-        common |= {key: float(rope[key]) for key in ("low_freq_factor", "high_freq_factor")}
-    return RopeShape(**common)
-
-
-def _yarn(rope: Mapping[str, Any], common: dict[str, Any], max_positions: int) -> RopeShape:
-    factor = float(rope.get("factor") or max_positions / common["original_max_positions"])
-    over, under = rope.get("mscale"), rope.get("mscale_all_dim")
-    magnitude = rope.get("attention_factor")
-    if magnitude is None:
-        magnitude = (
-            yarn_magnitude(factor, over) / yarn_magnitude(factor, under) if over and under else yarn_magnitude(factor)
-        )
-    return RopeShape(
-        **common,
-        factor=factor,
-        beta_fast=float(rope.get("beta_fast") or 32),
-        beta_slow=float(rope.get("beta_slow") or 1),
-        truncate=bool(rope.get("truncate", True)),
-        magnitude=float(magnitude),
-    )
-
-
-def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
-    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0

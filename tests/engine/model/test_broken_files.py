@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from pilotfish_engine.errors import CheckpointError
 from pilotfish_engine.model import load
-from tests.engine.model.test_families import SMALL
+from tests.engine.model.tiny import SMALL
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no layers": (config_edit(num_hidden_layers=0), "num_hidden_layers is 0; a positive integer"),
     "odd groups": (config_edit(num_key_value_heads=3), "4 attention heads do not divide among 3 KV heads"),
     "dynamic": (config_edit(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), "rope type 'dynamic' is not"),
-    "part of a head": (config_edit(partial_rotary_factor=0.5), "partial_rotary_factor 0.5 is not supported for Llama"),
+    "part of a head": (config_edit(partial_rotary_factor=0.5), "partial_rotary_factor 0.5 is not supported"),
     "quantised": (config_edit(quantization_config={"quant_method": "fp8"}), "quantization_config .*fp8.* would work"),
     "other size": (config_edit(vocab_size=97), r"embed_tokens.weight has shape \[96, 64\], .* \[97, 64\]"),
     "short of layers": (config_edit(num_hidden_layers=2), r"model.layers.2\S+ of shape .* is none that"),
