@@ -46,6 +46,10 @@ def register(method: Method) -> None:
 
 register(Method("NGRAM", "pilotfish_engine.speculation.ngram", needs_draft=False, trees=True, preference=1))
 register(Method("STANDALONE", "pilotfish_engine.speculation.standalone", needs_draft=True, trees=True, preference=1))
+register(Method("EAGLE", "pilotfish_engine.speculation.eagle", needs_draft=True, trees=True, preference=3))
+register(Method("EAGLE3", "pilotfish_engine.speculation.eagle3", needs_draft=True, trees=True, preference=3))
+register(Method("MTP", "pilotfish_engine.speculation.mtp", False, trees=True, preference=2, takes_draft=True))
+register(Method("DFLASH", "pilotfish_engine.speculation.dflash", needs_draft=True, trees=True, preference=4))
 
 
 def methods() -> tuple[Method, ...]:

@@ -1,0 +1,187 @@
+"""DFlash drafts: one pass over a block of masks predicts every drafted token of a step (format and forward:
+model/dflash.py).
+
+A context row of the draft's KV depends on the target's hidden states of that row alone, so it is right once the
+target's row is. The rows from seq_len on hold a block while it is predicted, and are written as context afterwards. A
+plain step's features are kept in a ring, by position, and written together every CATCH_UP plain steps or before the row
+is drafted for again.
+
+The tree is one of independent positions: a block gives each depth one distribution, whatever is chosen above it, so a
+path's probability is the product of its tokens'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pilotfish_engine.contract.speculation import Envelope, Settings
+from pilotfish_engine.errors import CheckpointError, MethodError
+from pilotfish_engine.model import dflash as model
+from pilotfish_engine.model.safetensors_checkpoint import SafetensorsFolder
+from pilotfish_engine.speculation.growth import Frontier, grow
+from pilotfish_engine.speculation.proposer import Models, ProposerContext, TargetHidden
+from pilotfish_engine.speculation.tree import Candidates
+from pilotfish_engine.speculation.verify import Verdict
+from pilotfish_engine.types import Chunk
+from pilotfish_engine.worker.inputs import ForwardInputs
+from pilotfish_engine.worker.state import RequestState
+
+CATCH_UP = 16
+
+
+class DFlashProposer:
+    lookahead = 0
+
+    def __init__(
+        self, draft: model.DFlashDraft, shape: model.DFlashShape, state: RequestState, num_pages: int, page_size: int
+    ) -> None:
+        rows, dtype, device = state.seq_lens.shape[0], draft.decoder.dtype, state.device
+        self.aux_layers = shape.aux_layers
+        self.max_num_steps, self.max_topk = shape.block_size - 1, shape.draft_vocab_size
+        self.kv = draft.decoder.new_kv_cache(num_pages, page_size)
+        self._draft = draft
+        self._mask_token_id = shape.mask_token_id
+        self._state = state
+        self._lag = [0] * rows  # last committed rows that are not context yet, on the host,
+        self._unread = torch.zeros(rows, dtype=torch.int64, device=device)  # and on the device
+        self._kept = torch.zeros(rows, CATCH_UP, draft.feature_size, dtype=dtype, device=device)
+
+    def slots_needed(self, settings: Settings) -> int:
+        return settings.num_steps + 1
+
+    def admit(self, row: int, cached_len: int) -> None:
+        self._lag[row] = 0
+        self._unread[row] = 0
+
+    def reusable_len(self, row: int, seq_len: int) -> int:
+        return seq_len - self._lag[row]
+
+    def extend(self, chunks: Sequence[Chunk], target: TargetHidden) -> None:
+        state = self._state
+        rows = state.row_index([chunk.row for chunk in chunks])
+        counts = torch.tensor([chunk.end - chunk.start for chunk in chunks], device=rows.device)
+        positions = torch.cat([torch.arange(chunk.start, chunk.end, device=rows.device) for chunk in chunks])
+        row_of = torch.repeat_interleave(rows, counts, output_size=positions.shape[0])
+        slots = state.slots(row_of, positions.unsqueeze(1)).squeeze(1)
+        self._draft.write_context(_features(target), positions, slots, self.kv)
+
+    def propose(self, rows: Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:
+        self._catch_up(rows, host_rows)
+        k = settings.topk
+        logits = self.block_logits(rows, settings.num_steps)
+        scores, draft_ids = torch.log_softmax(logits, dim=2).topk(k, dim=2)  # [B, num_steps, k]
+        ids = self._draft.target_ids(draft_ids)
+
+        def run(frontier: Frontier) -> tuple[Tensor, Tensor]:
+            at = slice(frontier.depth, frontier.depth + 1)  # the same children for each node
+            return ids[:, at].expand(-1, k, k), scores[:, at].expand(-1, k, k)
+
+        return grow(ids[:, 0], scores[:, 0], settings.num_steps, run)
+
+    def accepted(
+        self, rows: Tensor, host_rows: Sequence[int], settings: Settings, verdict: Verdict, target: TargetHidden
+    ) -> None:
+        self._write_last(rows, verdict.accept_lens, _features(target)[verdict.flat])
+
+    def skipped(self, rows: Tensor, host_rows: Sequence[int], target: TargetHidden) -> None:
+        position = self._state.seq_lens[rows] - 1
+        self._kept[rows, position % CATCH_UP] = _features(target)
+        self._unread[rows] += 1
+        for row in host_rows:
+            self._lag[row] += 1
+        if max(self._lag[row] for row in host_rows) >= CATCH_UP:
+            self._catch_up(rows, host_rows)
+
+    def block_logits(self, rows: Tensor, num_steps: int) -> Tensor:
+        """Of the `num_steps` tokens after each row's last known one, float32 [B, num_steps, draft vocabulary]."""
+        state, batch, width = self._state, rows.shape[0], num_steps + 1
+        first = state.seq_lens[rows]
+        at = first.unsqueeze(1) + torch.arange(width, device=rows.device)
+        known = state.tokens[rows].gather(1, first.unsqueeze(1))
+        inputs = ForwardInputs(
+            token_ids=torch.cat([known, known.new_full((batch, num_steps), self._mask_token_id)], dim=1).flatten(),
+            positions=at.flatten(),
+            slots=state.slots(rows, at).flatten(),
+            page_table=state.page_table[rows],
+            prefix_lens=first.to(torch.int32),
+            q_indptr=torch.arange(0, (batch + 1) * width, width, dtype=torch.int32, device=rows.device),
+            tree_mask=known.new_full((batch * width,), (1 << width) - 1),  # each sees the whole block
+        )
+        hidden, _ = self._draft.decoder.forward(inputs, self.kv)
+        masks = hidden.view(batch, width, -1)[:, 1:].contiguous().flatten(0, 1)
+        return self._draft.decoder.logits(masks).view(batch, num_steps, -1)
+
+    def _catch_up(self, rows: Tensor, host_rows: Sequence[int]) -> None:
+        width = max(self._lag[row] for row in host_rows)
+        if width == 0:
+            return
+        counts = self._unread[rows]
+        position = (self._state.seq_lens[rows] - counts).unsqueeze(1) + torch.arange(width, device=rows.device)
+        self._write_last(rows, counts, self._kept[rows.unsqueeze(1), position % CATCH_UP])
+        self._unread[rows] = 0
+        for row in host_rows:
+            self._lag[row] = 0
+
+    def _write_last(self, rows: Tensor, counts: Tensor, features: Tensor) -> None:
+        """The last counts[i] ≤ D committed positions of each row (int64 [B]) become context; features: [B, D,
+        feature_size], of the first counts[i] of them in order, the rest is padding."""
+        offset = torch.arange(features.shape[1], device=rows.device)
+        real = offset < counts.unsqueeze(1)
+        positions = torch.where(real, (self._state.seq_lens[rows] - counts).unsqueeze(1) + offset, 0)
+        slots = torch.where(real, self._state.slots(rows, positions), 0)
+        self._draft.write_context(features.flatten(0, 1), positions.flatten(), slots.flatten(), self.kv)
+
+
+def _features(target: TargetHidden) -> Tensor:
+    return torch.cat(target.aux, dim=1)
+
+
+def _folder(models: Models) -> SafetensorsFolder:
+    draft = models.draft
+    assert draft is not None, "the registry has checked that a draft is given"
+    if not draft.is_dir():
+        raise CheckpointError(f"{draft}: not a DFlash draft; a folder with config.json and *.safetensors would work")
+    return SafetensorsFolder(draft)
+
+
+def recognises(models: Models) -> bool:
+    return models.draft is not None and models.draft.is_dir() and model.is_of_family(_folder(models).config)
+
+
+def check(models: Models, envelope: Envelope) -> None:
+    folder, target = _folder(models), models.target_shape
+    draft = f"the draft {folder.path.name}"
+    if not model.is_of_family(folder.config):
+        raise MethodError(f"{draft} does not say that it is DFlash's; a checkpoint with dflash_config would work")
+    shape = model.read_shape(folder)
+    suited = "a draft that was trained for this target would work"
+    for name in ("hidden_size", "vocab_size"):
+        own, wanted = getattr(shape.layers, name), getattr(target, name)
+        if own != wanted:
+            raise MethodError(f"{draft} has {name} {own} and the target {models.target.name} {wanted}; {suited}")
+    if shape.aux_layers[-1] > target.num_layers:
+        raise MethodError(
+            f"{draft} reads the target behind layer {shape.aux_layers[-1] - 1}, and {models.target.name} has "
+            f"{target.num_layers} layers, 0 to {target.num_layers - 1}; {suited}"
+        )
+    model.check_files(folder, shape)
+    if envelope.num_steps >= shape.block_size:
+        raise MethodError(
+            f"num_steps is {envelope.num_steps}, and {draft} predicts blocks of {shape.block_size} tokens, the known "
+            f"one included; at most {shape.block_size - 1} would work"
+        )
+    if envelope.topk > shape.draft_vocab_size:
+        raise MethodError(
+            f"topk is {envelope.topk}, and {draft} knows {shape.draft_vocab_size} tokens; at most "
+            f"{shape.draft_vocab_size} would work"
+        )
+
+
+def build(context: ProposerContext) -> DFlashProposer:
+    folder, state = _folder(context.models), context.state
+    shape = model.read_shape(folder)
+    draft = model.load(folder, shape, context.target, max_positions=state.length)
+    return DFlashProposer(draft, shape, state, context.num_pages, context.page_size)
