@@ -15,7 +15,9 @@ from pilotfish_engine.contract.speculation import MAX_NUM_DRAFT_TOKENS, CostProf
 from pilotfish_engine.errors import CheckpointError, MethodError, UsageError
 from pilotfish_engine.model.loading import load, read_shape
 from pilotfish_engine.model.shape import ModelShape
+from pilotfish_engine.sampling.grammar import Grammars
 from pilotfish_engine.scheduler.policy import pages_for
+from pilotfish_engine.scheduler.preparing import GrammarCompiler
 from pilotfish_engine.scheduler.scheduler import Scheduler
 from pilotfish_engine.scheduler.stops import StopTextFactory
 from pilotfish_engine.source import resolve
@@ -36,18 +38,19 @@ SLACK = 2 * MAX_NUM_DRAFT_TOKENS + 2
 
 @dataclass(frozen=True)
 class Parts:
-    """What `assemble` made; `stop_text` is None for a checkpoint without a tokenizer."""
+    """What `assemble` made; `stop_text` and `grammars` are None for a checkpoint without a tokenizer."""
 
     step: Step
     worker: TargetWorker
     chunk_size: int
     stop_text: StopTextFactory | None
+    grammars: GrammarCompiler | None = None
 
 
 def build(config: EngineConfig) -> Scheduler:
     """A whole engine. Raises as `assemble`."""
     parts = assemble(config)
-    return Scheduler(parts.worker, parts.chunk_size, parts.stop_text, config.capacity.overlap)
+    return Scheduler(parts.worker, parts.chunk_size, parts.stop_text, config.capacity.overlap, grammars=parts.grammars)
 
 
 def assemble(config: EngineConfig, profile: CostProfile | None = None) -> Parts:
@@ -94,7 +97,10 @@ def assemble(config: EngineConfig, profile: CostProfile | None = None) -> Parts:
         profile=profile,
     )
     stop_text = None if tokenizer is None else lambda stops: StopStrings(tokenizer, stops)
-    return Parts(step, worker, capacity.chunk_size, stop_text)
+    grammars = None
+    if tokenizer is not None:
+        grammars = Grammars(tokenizer.pieces, limits.eos_token_ids, shape.vocab_size, tokenizer.encode).compile
+    return Parts(step, worker, capacity.chunk_size, stop_text, grammars)
 
 
 def _method(config: EngineConfig, path: Path, shape: ModelShape) -> tuple[registry.Method | None, Models]:

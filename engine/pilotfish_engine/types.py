@@ -7,7 +7,7 @@ A *slot* is one KV position of the pool: page * page_size + offset. Page 0 is sc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -22,6 +22,27 @@ class Array(Protocol):
     def tolist(self) -> list[int]: ...
 
 
+class GrammarMatcher(Protocol):
+    """One answer's place in its grammar. error: why it cannot go on, or None."""
+
+    @property
+    def error(self) -> str | None: ...
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """These tokens were committed."""
+        ...
+
+    def masks(self, token_ids: Sequence[int], parents: Sequence[int]) -> list[bytes | None]:
+        """For each node of a tree under the last committed token the tokens that may follow it, None: any."""
+        ...
+
+
+class CompiledGrammar(Protocol):
+    def start(self, answer: Sequence[int], stop_token_ids: Sequence[int], ignore_eos: bool) -> GrammarMatcher:
+        """A matcher behind the tokens of an answer."""
+        ...
+
+
 class ForwardMode(Enum):
     EXTEND = "extend"  # prompt chunks
     DECODE = "decode"  # one speculative or plain step
@@ -30,7 +51,8 @@ class ForwardMode(Enum):
 
 @dataclass(frozen=True)
 class Admission:
-    """A request gets a row: `cached_len` KV rows are already right, in `pages` (all reserved pages, in order)."""
+    """A request gets a row: `cached_len` KV rows are already right, in `pages` (all reserved pages, in order).
+    prompt_len: how many of token_ids are the prompt; end_token_ids: those that end the answer."""
 
     row: int
     token_ids: Sequence[int]  # prompt, and after a retraction the tokens generated before it
@@ -38,6 +60,9 @@ class Admission:
     pages: Sequence[int]
     params: SamplingParams
     seed: int
+    prompt_len: int = 0
+    end_token_ids: Sequence[int] = ()
+    grammar: CompiledGrammar | None = None
 
 
 @dataclass(frozen=True)
@@ -73,18 +98,30 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class LogprobArrays:
+    """Natural logarithms, strided as next_token_ids: of each token, and of the likeliest at its place, best first."""
+
+    chosen: Sequence[float]
+    top_ids: Sequence[Sequence[int]]
+    top: Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True)
 class GenerationBatchResult:
     """What a step committed, in the flat strided form of every method.
 
     next_token_ids: int32 [batch_size * num_draft_tokens]; request i owns the stride from i * num_draft_tokens, its
     first accept_lens[i] entries are committed, the rest is padding. accept_lens: int32 [batch_size], ≥ 1 for DECODE;
     for EXTEND 1 on chunks that are `last`, 0 on the others. draft_lens: int32 [batch_size], draft tokens verified.
+    logprobs: where a request of the batch asks for them. errors: by place in the batch, why a request cannot go on.
     """
 
     next_token_ids: Array
     accept_lens: Array
     draft_lens: Array
     num_draft_tokens: int
+    logprobs: LogprobArrays | None = None
+    errors: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -110,7 +147,9 @@ class Worker(Protocol):
         """Slots that a DECODE step may write past a row's known tokens, for every setting within the envelope."""
         ...
 
-    def admit(self, admission: Admission) -> None: ...
+    def admit(self, admission: Admission) -> None:
+        """Raises RequestError on parameters that cannot be; the row is released then."""
+        ...
 
     def forward_batch_generation(self, batch: Batch) -> GenerationBatchResult: ...
 

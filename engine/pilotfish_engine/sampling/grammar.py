@@ -16,6 +16,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from pilotfish_engine.errors import RequestError
 from pilotfish_engine.messages import Grammar
+from pilotfish_engine.types import CompiledGrammar
 
 FIELD = "grammar"
 MAX_CHARACTERS = 1 << 17
@@ -95,7 +96,7 @@ class Matcher:
         return bytes(mask)
 
 
-class CompiledGrammar:
+class _Compiled:
     def __init__(self, inner: LLMatcher, pieces: Sequence[bytes], eos_token_ids: frozenset[int]) -> None:
         self._inner = inner
         self._pieces = pieces
@@ -140,7 +141,7 @@ class Grammars:
             self._compiled.popitem(last=False)
         return future
 
-    def _compile(self, grammar: Grammar) -> CompiledGrammar:
+    def _compile(self, grammar: Grammar) -> _Compiled:
         if not self._eos_token_ids:
             raise RequestError("the model has no end token, so an answer to a grammar could not end", FIELD)
         if self._tokenizer is None:
@@ -153,7 +154,7 @@ class Grammars:
         trial.compute_bitmask()
         if trial.is_error() or (trial.is_stopped() and not trial.is_accepting()):
             raise RequestError(f"no answer can begin as this {grammar.kind} says", FIELD)
-        return CompiledGrammar(inner, self._pieces, self._eos_token_ids)
+        return _Compiled(inner, self._pieces, self._eos_token_ids)
 
     def _load(self) -> LLTokenizer:
         wrapped = TokenizerWrapper(_Vocabulary(self._pieces, min(self._eos_token_ids), self._encode))

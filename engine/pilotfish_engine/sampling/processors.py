@@ -92,7 +92,7 @@ class Processors:
         """
         if self._any(self._biased, host_rows):
             logits = logits.scatter_add(1, self._bias_ids[token_rows], self._bias[token_rows])
-        if self._any(self._penalised, host_rows):
+        if self.penalised(host_rows):
             logits = self._penalise(logits, token_rows, paths)
         if allowed is not None:
             logits = torch.where(_bits(allowed, logits.shape[1]), logits, RULED_OUT)
@@ -106,11 +106,15 @@ class Processors:
             logits = bounded
         return logits
 
+    def penalised(self, host_rows: Sequence[int]) -> bool:
+        """Whether a row of these has a penalty: `apply` then needs the paths."""
+        return self._any(self._penalised, host_rows)
+
     def commit(
         self, rows: torch.Tensor, host_rows: Sequence[int], next_token_ids: torch.Tensor, accept_lens: torch.Tensor
     ) -> None:
         """Counts each row's committed tokens: the first accept_lens[i] of next_token_ids, int64 [B, D]."""
-        if self._counts is None or not self._any(self._penalised, host_rows):
+        if self._counts is None or not self.penalised(host_rows):
             return
         real = torch.arange(next_token_ids.shape[1], device=rows.device) < accept_lens.unsqueeze(1)
         tokens = torch.where(real, next_token_ids, self._vocab_size)

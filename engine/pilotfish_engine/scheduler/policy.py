@@ -18,6 +18,13 @@ def missing_pages(known_tokens: int, reserve_tokens: int, page_size: int, held: 
     return max(0, pages_for(known_tokens + reserve_tokens, page_size) - held)
 
 
+def too_large(known_tokens: int, room: int) -> str:
+    return (
+        f"the request needs KV for {known_tokens} tokens and a step's drafts, and the cache holds {room} tokens in "
+        "all; send a shorter prompt or fewer max_tokens"
+    )
+
+
 @dataclass(frozen=True)
 class PrefillWork:
     """A request whose known tokens are not all computed: rows [computed_len, known_len) are to do."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from pilotfish_engine.messages import FinishReason, SamplingParams
+from pilotfish_engine.messages import FinishReason, Output, SamplingParams, TokenLogprob
 from pilotfish_engine.scheduler.stops import StopChecker
+from pilotfish_engine.types import CompiledGrammar
 
 
 @dataclass
@@ -21,6 +23,7 @@ class Request:
     params: SamplingParams
     seed: int
     stops: StopChecker
+    grammar: Future[CompiledGrammar] | None = None
     row: int = -1
     pages: list[int] = field(default_factory=list)
     computed_len: int = 0
@@ -31,6 +34,7 @@ class Request:
     accepted_tokens: int = 0
     finish_reason: FinishReason | None = None
     error: str | None = None
+    fault: str | None = None  # the parameter that the error is about
     text_end: int | None = None
 
     @property
@@ -40,3 +44,18 @@ class Request:
     @property
     def output_ids(self) -> list[int]:
         return self.token_ids[self.prompt_len :]
+
+    def output(self, token_ids: list[int], logprobs: list[TokenLogprob] | None = None) -> Output:
+        """What has come of it: the new tokens, its end if it came, and its counts so far."""
+        return Output(
+            request_id=self.request_id,
+            token_ids=token_ids,
+            finish_reason=self.finish_reason,
+            text_end=self.text_end,
+            error=self.error,
+            field=self.fault,
+            logprobs=logprobs,
+            cached_tokens=self.cached_tokens,
+            drafted_tokens=self.drafted_tokens,
+            accepted_tokens=self.accepted_tokens,
+        )

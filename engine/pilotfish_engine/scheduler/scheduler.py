@@ -12,14 +12,24 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 from pilotfish_engine.contract.speculation import Counters, EngineReport, EnvelopeUpdate
+from pilotfish_engine.errors import RequestError
 from pilotfish_engine.kv.pages import PagePool
 from pilotfish_engine.kv.prefix import PrefixCache
 from pilotfish_engine.messages import Output, Submit
-from pilotfish_engine.scheduler.policy import PrefillWork, missing_pages, pages_for, plan_chunks
+from pilotfish_engine.scheduler.policy import PrefillWork, missing_pages, pages_for, plan_chunks, too_large
+from pilotfish_engine.scheduler.preparing import GrammarCompiler, Preparing
 from pilotfish_engine.scheduler.request import Request
-from pilotfish_engine.scheduler.steps import DecodeSteps, committed
+from pilotfish_engine.scheduler.steps import DecodeSteps, committed, logprobs
 from pilotfish_engine.scheduler.stops import End, StopChecker, StopTextFactory
-from pilotfish_engine.types import Admission, Batch, ForwardMode, GenerationBatchResult, NewPages, Worker, WorkerLimits
+from pilotfish_engine.types import (
+    Admission,
+    Batch,
+    ForwardMode,
+    GenerationBatchResult,
+    NewPages,
+    Worker,
+    WorkerLimits,
+)
 
 MAX_FAILED_STEPS = 3  # in a row, before the engine calls itself unready
 
@@ -34,6 +44,7 @@ class Scheduler:
         stop_text: StopTextFactory | None = None,
         overlap: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self._worker = worker
         self._steps = DecodeSteps(worker, overlap)
@@ -44,6 +55,7 @@ class Scheduler:
         self.pool = PagePool(limits.num_pages)
         self.prefix = PrefixCache(self.pool, limits.page_size, limits.lookahead)
         self._free_rows = list(range(limits.max_running_requests - 1, -1, -1))
+        self._preparing = Preparing(grammars)
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []  # in order of admission
         self._requests: dict[str, Request] = {}
@@ -66,7 +78,11 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting or self._running or self._outputs or self._steps.requests)
+        return bool(self._queued or self._running or self._outputs or self._steps.requests)
+
+    @property
+    def _queued(self) -> int:
+        return len(self._waiting) + len(self._preparing.requests)
 
     @property
     def unready(self) -> str | None:
@@ -78,7 +94,8 @@ class Scheduler:
         """The prompt has 1 … max_model_len − 1 tokens. A request that cannot ever fit is answered with an error."""
         self._count_time()
         limits, params = self.limits, submit.params
-        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else limits.eos_token_ids)
+        endless = params.ignore_eos and params.grammar is None
+        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if endless else limits.eos_token_ids)
         text = self._stop_text(params.stop) if params.stop and self._stop_text is not None else None
         request = Request(
             request_id=submit.request_id,
@@ -91,8 +108,10 @@ class Scheduler:
         self._requests[request.request_id] = request
         if self._pages_wanted(request) > limits.num_pages:
             self._fail(request, self._too_large(request))
-        else:
+        elif params.grammar is None:
             self._waiting.append(request)
+        else:
+            self._preparing.add(request)
 
     def abort(self, request_id: str) -> None:
         """Frees what the request holds, at once or when the step that is under way ends. Unknown ids are requests that
@@ -104,6 +123,7 @@ class Scheduler:
 
     def step(self) -> list[Output]:
         """One iteration. Returns what it committed and which requests it ended."""
+        self._take_prepared()
         self._admit()
         self._run(self._extend)
         self._run(self._decode)
@@ -119,7 +139,7 @@ class Scheduler:
             effective=speculation.effective,
             envelope=speculation.envelope,
             running=len(self._running),
-            waiting=len(self._waiting),
+            waiting=self._queued,
             context_tokens=self._context_tokens(self._running),
             max_running_requests=self.limits.max_running_requests,
             concurrency_seconds_total=self._concurrency_seconds,
@@ -159,6 +179,13 @@ class Scheduler:
 
     # --- admission and pages
 
+    def _take_prepared(self) -> None:
+        for request, failure in self._preparing.take(idle=not (self._waiting or self._running)):
+            if failure is None:
+                self._waiting.append(request)
+            else:
+                self._fail(request, failure)
+
     def _admit(self) -> None:
         if self._waiting and self._free_rows:
             self._run(self._collect)  # rows and pages change only between steps
@@ -182,16 +209,21 @@ class Scheduler:
             request.admissions += 1
             request.decoding = False
             self._running.append(request)
-            self._worker.admit(
-                Admission(
-                    row=request.row,
-                    token_ids=request.token_ids,
-                    cached_len=request.computed_len,
-                    pages=request.pages,
-                    params=request.params,
-                    seed=request.seed,
-                )
+            admission = Admission(
+                row=request.row,
+                token_ids=request.token_ids,
+                cached_len=request.computed_len,
+                pages=request.pages,
+                params=request.params,
+                seed=request.seed,
+                prompt_len=request.prompt_len,
+                end_token_ids=sorted(request.stops.stop_token_ids),
+                grammar=None if request.grammar is None else request.grammar.result(),
             )
+            try:
+                self._worker.admit(admission)
+            except Exception as error:  # parameters that cannot be, or no memory for what they need
+                self._fail(request, error, keep=False)
 
     def _pages_wanted(self, request: Request) -> int:
         """For all known tokens, the one to come, and a first step."""
@@ -227,11 +259,7 @@ class Scheduler:
         return added
 
     def _too_large(self, request: Request) -> str:
-        room = self.limits.num_pages * self.limits.page_size
-        return (
-            f"the request needs KV for {len(request.token_ids)} tokens and a step's drafts, and the cache holds "
-            f"{room} tokens in all; send a shorter prompt or fewer max_tokens"
-        )
+        return too_large(len(request.token_ids), self.limits.num_pages * self.limits.page_size)
 
     # --- running batches
 
@@ -257,12 +285,12 @@ class Scheduler:
         result = self._worker.forward_batch_generation(Batch(ForwardMode.EXTEND, chunks=chunks))
         self._failed_steps = 0
         by_row = {request.row: request for request in self._running}
-        for chunk, tokens in zip(chunks, committed(result), strict=True):
+        for place, (chunk, tokens) in enumerate(zip(chunks, committed(result), strict=True)):
             request = by_row[chunk.row]
             request.computed_len = chunk.end
             if chunk.last:
                 request.decoding = True
-                self._commit(request, tokens)
+                self._commit(request, tokens, result, place)
 
     def _decode(self) -> None:
         """Starts the next step, then commits what the one before it gave; without overlap that is the same step."""
@@ -295,16 +323,20 @@ class Scheduler:
     def _commit_step(self, requests: Sequence[Request], result: GenerationBatchResult) -> None:
         self._failed_steps = 0
         plain = result.num_draft_tokens == 1
-        for request, tokens, drafted in zip(requests, committed(result), result.draft_lens.tolist(), strict=True):
+        steps = zip(requests, committed(result), result.draft_lens.tolist(), strict=True)
+        for place, (request, tokens, drafted) in enumerate(steps):
             if request.finish_reason is not None:  # it ended while this step was under way
                 self._retire(request)
                 continue
             request.drafted_tokens += drafted
-            request.accepted_tokens += self._commit(request, tokens)
+            self._commit(request, tokens, result, place)
             self._counts.update(steps=not plain, plain_steps=plain, drafted_tokens=drafted)
 
-    def _commit(self, request: Request, tokens: Sequence[int]) -> int:
-        """Appends a step's tokens up to the earliest end. Returns how many of the kept ones were drafts."""
+    def _commit(self, request: Request, tokens: Sequence[int], result: GenerationBatchResult, place: int) -> None:
+        """Appends a step's tokens up to the earliest end."""
+        if place in result.errors:
+            self._fail(request, result.errors[place])
+            return
         kept: list[int] = []
         end: End | None = None
         for token in tokens:
@@ -314,14 +346,15 @@ class Scheduler:
             if end is not None:
                 break
         accepted = min(len(kept), len(tokens) - 1)  # the last token of a step is the target's own
+        request.accepted_tokens += accepted
         self._counts.update(emitted_tokens=len(kept), accepted_tokens=accepted)
         request.computed_len = len(request.token_ids) - 1
         if end is not None:
             request.finish_reason, request.text_end = end.reason, end.text_end
-        self._outputs.append(self._output(request, kept, accepted))
+        scores = logprobs(result, place, len(kept), request.params.logprobs)
+        self._outputs.append(request.output(kept, scores))
         if end is not None:
             self._retire(request)
-        return accepted
 
     # --- the end of a request
 
@@ -332,8 +365,9 @@ class Scheduler:
             return
         if request.running:
             self._leave(request)
-        elif request in self._waiting:
-            self._waiting.remove(request)
+        for queue in (self._waiting, self._preparing.requests):
+            if request in queue:
+                queue.remove(request)
 
     def _leave(self, request: Request, keep: bool = True) -> None:
         """Gives back row and pages. `keep`: the KV is right, and its full pages enter the prefix cache."""
@@ -346,24 +380,13 @@ class Scheduler:
         self._running.remove(request)
         request.row, request.pages, request.computed_len, request.decoding = -1, [], 0, False
 
-    def _fail(self, request: Request, message: str, keep: bool = True) -> None:
-        request.finish_reason, request.error = "error", message
-        self._outputs.append(self._output(request, [], 0))
-        if request.running:
+    def _fail(self, request: Request, reason: str | BaseException, keep: bool = True) -> None:
+        request.finish_reason, request.error = "error", str(reason)
+        request.fault = reason.field if isinstance(reason, RequestError) else None
+        self._outputs.append(request.output([]))
+        if request.running and request not in self._steps.requests:
             self._leave(request, keep)
         self._retire(request)
-
-    def _output(self, request: Request, token_ids: list[int], accepted: int) -> Output:
-        return Output(
-            request_id=request.request_id,
-            token_ids=token_ids,
-            finish_reason=request.finish_reason,
-            text_end=request.text_end,
-            error=request.error,
-            cached_tokens=request.cached_tokens,
-            drafted_tokens=request.drafted_tokens,
-            accepted_tokens=request.accepted_tokens + accepted,
-        )
 
     # --- counting
 

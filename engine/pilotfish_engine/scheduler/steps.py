@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from pilotfish_engine.messages import TokenLogprob
 from pilotfish_engine.scheduler.request import Request
 from pilotfish_engine.types import Batch, GenerationBatchResult, Worker
 
@@ -65,3 +66,15 @@ def committed(result: GenerationBatchResult) -> list[list[int]]:
     """The committed tokens of each request, out of the strided form."""
     flat, stride = result.next_token_ids.tolist(), result.num_draft_tokens
     return [flat[i * stride : i * stride + n] for i, n in enumerate(result.accept_lens.tolist())]
+
+
+def logprobs(result: GenerationBatchResult, place: int, count: int, wanted: int | None) -> list[TokenLogprob] | None:
+    """Of the first `count` tokens of the request at `place`, with `wanted` alternatives each; None: not asked for."""
+    found = result.logprobs
+    if wanted is None or found is None:
+        return None
+    first = place * result.num_draft_tokens
+    return [
+        TokenLogprob(found.chosen[at], list(zip(found.top_ids[at][:wanted], found.top[at][:wanted], strict=True)))
+        for at in range(first, first + count)
+    ]

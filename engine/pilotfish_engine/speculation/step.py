@@ -1,6 +1,7 @@
 """One decode step of a batch, for every method and for none: draft → verify → commit.
 
-Tensor code over fixed shapes; nothing here copies to the host, branches on data or loops over requests.
+Tensor code over fixed shapes; nothing here copies to the host, branches on data or loops over requests. The masks of a
+grammar are made on the host between draft and target pass, only while such a request is in the batch.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import torch
 
 from pilotfish_engine.contract.speculation import Settings
 from pilotfish_engine.model.decoder import Decoder
-from pilotfish_engine.sampling.draw import choose
+from pilotfish_engine.sampling.grammar_rows import TreeNodes
+from pilotfish_engine.sampling.logprobs import Logprobs, score
+from pilotfish_engine.sampling.processors import Paths
 from pilotfish_engine.speculation.proposer import Proposer, TargetHidden
 from pilotfish_engine.speculation.tree import DraftTree, cut, root_only
 from pilotfish_engine.speculation.verify import Verdict, verify
@@ -22,12 +25,14 @@ from pilotfish_engine.worker.state import RequestState
 
 @dataclass(frozen=True)
 class StepResult:
-    """next_token_ids: int32 [B * num_draft_tokens], strided by it; accept_lens, draft_lens: int32 [B]."""
+    """next_token_ids: int32 [B * num_draft_tokens], strided by it; accept_lens, draft_lens: int32 [B]. logprobs: of
+    next_token_ids, where a row asks for them."""
 
     next_token_ids: torch.Tensor
     accept_lens: torch.Tensor
     draft_lens: torch.Tensor
     num_draft_tokens: int
+    logprobs: Logprobs | None
 
 
 @dataclass(frozen=True)
@@ -40,14 +45,19 @@ class Step:
     def __call__(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> StepResult:
         """rows: int64 [B] on the device, `host_rows` the same on the host, which knows of them what needs no copy."""
         tree = self.draft(rows, host_rows, settings)
-        target_ids, hidden = self.target_pass(rows, host_rows, tree)
+        allowed = self._allowed(host_rows, tree)
+        target_ids, hidden, logits = self.target_pass(rows, host_rows, tree, settings.num_steps, allowed)
         verdict = verify(tree, target_ids, settings.num_steps)
         self.commit(rows, host_rows, settings, verdict, hidden)
+        logprobs = None
+        if self.state.scored(host_rows):
+            logprobs = score(logits[verdict.flat.flatten()], verdict.next_token_ids.flatten())
         return StepResult(
             next_token_ids=verdict.next_token_ids.flatten().to(torch.int32),
             accept_lens=verdict.accept_lens.to(torch.int32),
             draft_lens=(tree.real.sum(dim=1) - 1).to(torch.int32),
             num_draft_tokens=verdict.next_token_ids.shape[1],
+            logprobs=logprobs,
         )
 
     def draft(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> DraftTree:
@@ -59,10 +69,20 @@ class Step:
         candidates = self.proposer.propose(rows, host_rows, settings)
         return cut(root_ids, candidates, settings.num_draft_tokens, settings.num_steps)
 
+    def _allowed(self, host_rows: Sequence[int], tree: DraftTree) -> torch.Tensor | None:
+        nodes = TreeNodes(tree.token_ids, tree.parents, tree.real, tree.flat, tree.request.shape[0])
+        return self.state.grammars.allowed(host_rows, nodes if tree.token_ids.shape[1] > 1 else None)
+
     def target_pass(
-        self, rows: torch.Tensor, host_rows: Sequence[int], tree: DraftTree
-    ) -> tuple[torch.Tensor, TargetHidden]:
-        """The target's token after each node, int64 [B, W], and the hidden states by place in the pass."""
+        self,
+        rows: torch.Tensor,
+        host_rows: Sequence[int],
+        tree: DraftTree,
+        num_steps: int,
+        allowed: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, TargetHidden, torch.Tensor]:
+        """The target's token after each node, int64 [B, W]; and by place in the pass the hidden states and the logits
+        float32 [N, V]. num_steps bounds the tree's depth; allowed: what grammars let follow each place."""
         prefix = self.state.seq_lens[rows]
         token_rows = rows[tree.request]
         positions = tree.packed(prefix.unsqueeze(1) + tree.depth)
@@ -79,8 +99,12 @@ class Step:
         )
         aux_layers = self.proposer.aux_layers if self.proposer is not None else ()
         hidden, aux = self.target.forward(inputs, self.kv, aux_layers)
-        drawn = choose(self.target.logits(hidden), positions + 1, self.state.sampling(token_rows, host_rows))
-        return drawn[tree.flat], TargetHidden(hidden, tuple(aux))
+        logits = self.target.logits(hidden)
+        paths = None
+        if self.state.penalised(host_rows):
+            paths = Paths(inputs.token_ids, tree.packed(tree.flat.gather(1, tree.parents)), num_steps)
+        drawn = self.state.choose(logits, token_rows, positions + 1, host_rows, paths, allowed)
+        return drawn[tree.flat], TargetHidden(hidden, tuple(aux)), logits
 
     def commit(
         self,
@@ -94,6 +118,7 @@ class Step:
         if settings.topk > 1 and settings.num_steps > 0:
             self._move_accepted(rows, verdict.path)
         self.state.commit(rows, verdict.next_token_ids, verdict.accept_lens)
+        self.state.count(rows, host_rows, verdict.next_token_ids, verdict.accept_lens)
         if self.proposer is None:
             return
         if settings.num_steps == 0:

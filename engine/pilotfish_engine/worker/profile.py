@@ -95,7 +95,7 @@ class _Bench:
             rows = step.state.row_index(host_rows)
             root = step.draft(rows, host_rows, PLAIN)
             tree = root if width == 1 else _chain(root.token_ids[:, 0], width)
-            return step.target_pass(rows, host_rows, tree)
+            return step.target_pass(rows, host_rows, tree, width - 1)
 
         return run
 

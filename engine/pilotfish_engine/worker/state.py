@@ -1,6 +1,7 @@
 """The running requests as tensors of the largest batch: everything a step reads or writes besides weights and KV.
 
-One row a request, plus a last row for padding. Only `admit` and `append_pages` copy from the host; a step never does.
+One row a request, plus a last row for padding. Only `admit` and `append_pages` copy from the host; a step never does,
+but for the masks of a grammar while it has such a row.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from collections.abc import Sequence
 
 import torch
 
-from pilotfish_engine.sampling.draw import SamplingRows
+from pilotfish_engine.errors import RequestError
+from pilotfish_engine.sampling.draw import SamplingRows, choose
+from pilotfish_engine.sampling.grammar_rows import GrammarRows
+from pilotfish_engine.sampling.processors import Paths, Processors
 from pilotfish_engine.types import Admission
 
 SCRATCH_PAGE = 0
@@ -49,8 +53,12 @@ class RequestState:
         # host-side shadows, so that a batch knows without a copy which of its rows need what
         self._greedy = [True] * rows
         self._filtered = [False] * rows
+        self._scored = [False] * rows
+        self._processors = Processors(rows, vocab_size, device)
+        self.grammars = GrammarRows(vocab_size, device)
 
     def admit(self, admission: Admission) -> None:
+        """Raises RequestError on parameters that cannot be."""
         row, params = admission.row, admission.params
         known = torch.tensor(admission.token_ids, dtype=torch.int64)
         self.tokens[row, : len(known)] = known.to(self.device)
@@ -64,6 +72,14 @@ class RequestState:
         self.seeds[row] = admission.seed
         self._greedy[row] = params.temperature == 0
         self._filtered[row] = params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
+        self._scored[row] = params.logprobs is not None
+        self._processors.admit(row, params, admission.token_ids, admission.prompt_len, admission.end_token_ids)
+        if admission.grammar is not None:
+            answer = admission.token_ids[admission.prompt_len :]
+            matcher = admission.grammar.start(answer, params.stop_token_ids, params.ignore_eos)
+            if matcher.error is not None:
+                raise RequestError(matcher.error, "grammar")
+            self.grammars.admit(row, matcher)
 
     def append_pages(self, row: int, first: int, pages: Sequence[int]) -> None:
         added = torch.tensor(pages, dtype=torch.int32)
@@ -71,6 +87,7 @@ class RequestState:
 
     def release(self, row: int) -> None:
         self.seq_lens[row] = 0
+        self.grammars.release(row)
         self.page_table[row] = SCRATCH_PAGE
 
     def row_index(self, rows: Sequence[int]) -> torch.Tensor:
@@ -92,6 +109,34 @@ class RequestState:
             greedy=all(self._greedy[row] for row in host_rows),
             filtered=any(self._filtered[row] for row in host_rows),
         )
+
+    def choose(
+        self,
+        logits: torch.Tensor,
+        token_rows: torch.Tensor,
+        positions: torch.Tensor,
+        host_rows: Sequence[int],
+        paths: Paths | None = None,
+        allowed: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """int64 [N]: the token that follows each place, whose row is token_rows[n]; positions: int64 [N], of the token
+        to come. paths, allowed: as Processors.apply takes them."""
+        processed = self._processors.apply(logits, token_rows, positions, host_rows, paths, allowed)
+        return choose(processed, positions, self.sampling(token_rows, host_rows))
+
+    def scored(self, host_rows: Sequence[int]) -> bool:
+        """Whether a row wants log-probabilities."""
+        return any(self._scored[row] for row in host_rows)
+
+    def penalised(self, host_rows: Sequence[int]) -> bool:
+        """Whether the tokens of a row count for its logits."""
+        return self._processors.penalised(host_rows)
+
+    def count(
+        self, rows: torch.Tensor, host_rows: Sequence[int], next_token_ids: torch.Tensor, accept_lens: torch.Tensor
+    ) -> None:
+        """Penalties know of each row's first accept_lens[i] tokens from here on."""
+        self._processors.commit(rows, host_rows, next_token_ids, accept_lens)
 
     def commit(self, rows: torch.Tensor, next_token_ids: torch.Tensor, accept_lens: torch.Tensor) -> None:
         """Appends each row's committed tokens. next_token_ids: int64 [B, m], zeros past accept_lens int64 [B]; the

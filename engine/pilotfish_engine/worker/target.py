@@ -13,7 +13,7 @@ import torch
 
 from pilotfish_engine.contract.speculation import CostProfile, Envelope, Settings
 from pilotfish_engine.errors import EnvelopeError
-from pilotfish_engine.sampling.draw import choose
+from pilotfish_engine.sampling.logprobs import Logprobs, score
 from pilotfish_engine.speculation.controller import Controller
 from pilotfish_engine.speculation.proposer import TargetHidden
 from pilotfish_engine.speculation.step import Step
@@ -24,6 +24,7 @@ from pilotfish_engine.types import (
     Chunk,
     ForwardMode,
     GenerationBatchResult,
+    LogprobArrays,
     SpeculationReport,
     WorkerLimits,
 )
@@ -95,6 +96,14 @@ class TargetWorker:
             )
         if envelope.topk > 1 and not self._trees:
             raise EnvelopeError(f"topk is {envelope.topk}, but {self._method} drafts chains; 1 would work", "topk")
+        for name in ("num_steps", "topk"):
+            value, most = getattr(envelope, name), getattr(self._step.proposer, f"max_{name}", None)
+            if most is not None and value > most:
+                raise EnvelopeError(
+                    f"{name} is {value}, but {self._method} reaches {most} with this checkpoint; at most {most} would "
+                    "work",
+                    name,
+                )
         self._controller.set_envelope(envelope)
 
     def speculation_report(self) -> SpeculationReport:
@@ -123,13 +132,18 @@ class TargetWorker:
         result = self._step(self._step.state.row_index(host_rows), host_rows, settings)
         next_token_ids = result.next_token_ids.tolist()  # the one copy of the result; waits for the step
         accept_lens, draft_lens = result.accept_lens.tolist(), result.draft_lens.tolist()
+        logprobs = None if result.logprobs is None else _on_host(result.logprobs)
         step_ms = (self._clock() - begun) * 1e3
         self._controller.observe(settings, context_tokens, accept_lens, step_ms)
+        stride = result.num_draft_tokens
+        tokens = [next_token_ids[i * stride : i * stride + n] for i, n in enumerate(accept_lens)]
         return GenerationBatchResult(
             next_token_ids=_HostArray(next_token_ids),
             accept_lens=_HostArray(accept_lens),
             draft_lens=_HostArray(draft_lens),
-            num_draft_tokens=result.num_draft_tokens,
+            num_draft_tokens=stride,
+            logprobs=logprobs,
+            errors=self._step.state.grammars.advance(host_rows, tokens),
         )
 
     def _extend(self, chunks: Sequence[Chunk]) -> GenerationBatchResult:
@@ -151,22 +165,42 @@ class TargetWorker:
         )
         aux_layers = step.proposer.aux_layers if step.proposer is not None else ()
         hidden, aux = step.target.forward(inputs, step.kv, aux_layers)
-        sampled = [i for i, chunk in enumerate(chunks) if chunk.last]
-        next_token_ids = [0] * len(chunks)
-        if sampled:
-            which = torch.tensor(sampled, dtype=torch.int64).to(state.device)
-            at, host_rows = ends.to(state.device)[which], [chunks[i].row for i in sampled]
-            logits = step.target.logits(hidden[(indptr[1:][which] - 1).to(torch.int64)])
-            drawn = choose(logits, at, state.sampling(rows[which], host_rows))
-            state.tokens[rows[which], at] = drawn
-            for i, token in zip(sampled, drawn.tolist(), strict=True):
-                next_token_ids[i] = token
         state.seq_lens[rows] = ends.to(state.device)
+        result = self._first_tokens(chunks, rows, hidden[(indptr[1:] - 1).to(torch.int64)])
         if step.proposer is not None:
             step.proposer.extend(chunks, TargetHidden(hidden, tuple(aux)))
+        return result
+
+    def _first_tokens(self, chunks: Sequence[Chunk], rows: torch.Tensor, hidden: torch.Tensor) -> GenerationBatchResult:
+        """Of the rows whose last chunk this was; hidden: [B, H], of each chunk's last token."""
+        state = self._step.state
+        sampled = [i for i, chunk in enumerate(chunks) if chunk.last]
+        which = torch.tensor(sampled, dtype=torch.int64).to(state.device)
+        host_rows, rows = [chunks[i].row for i in sampled], rows[which]
+
+        def spread(values: torch.Tensor) -> torch.Tensor:
+            return values.new_zeros(len(chunks), *values.shape[1:]).index_copy_(0, which, values)
+
+        logits = self._step.target.logits(hidden[which])
+        allowed = state.grammars.allowed(host_rows)
+        drawn = state.choose(logits, rows, state.seq_lens[rows], host_rows, allowed=allowed)
+        state.tokens[rows, state.seq_lens[rows]] = drawn
+        state.count(rows, host_rows, drawn.unsqueeze(1), torch.ones_like(drawn))
+        logprobs = None
+        if state.scored(host_rows):
+            found = score(logits, drawn)
+            logprobs = _on_host(Logprobs(spread(found.chosen), spread(found.top_ids), spread(found.top)))
+        next_token_ids = spread(drawn).tolist()
+        errors = state.grammars.advance(host_rows, [[next_token_ids[i]] for i in sampled])
         return GenerationBatchResult(
             next_token_ids=_HostArray(next_token_ids),
             accept_lens=_HostArray([int(chunk.last) for chunk in chunks]),
             draft_lens=_HostArray([0] * len(chunks)),
             num_draft_tokens=1,
+            logprobs=logprobs,
+            errors={sampled[i]: error for i, error in errors.items()},
         )
+
+
+def _on_host(logprobs: Logprobs) -> LogprobArrays:
+    return LogprobArrays(logprobs.chosen.tolist(), logprobs.top_ids.tolist(), logprobs.top.tolist())
