@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from pilotfish_engine.errors import CheckpointError
 from pilotfish_engine.model import load
-from tests.engine.model.tiny import SMALL
+from tests.engine.model.tiny import MODELS, SMALL
 
 
 @pytest.fixture
@@ -76,15 +76,73 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_folder_is_refused(name: str, folder: Path) -> None:
-    breaks, message = BROKEN[name]
+def assert_refused(folder: Path, breaks: Callable[[Path], Any], message: str) -> None:
     load(folder, torch.float32)
     breaks(folder)
     with pytest.raises(CheckpointError, match=message) as caught:
         load(folder, torch.float32)
     assert "\n" not in str(caught.value)
     assert str(folder) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_folder_is_refused(name: str, folder: Path) -> None:
+    breaks, message = BROKEN[name]
+    assert_refused(folder, breaks, message)
+
+
+OTHER_FAMILIES: dict[str, tuple[str, Callable[[Path], Any], str]] = {
+    "linear attention": (
+        "qwen3 next",
+        config_edit(layer_types=["full_attention", "linear_attention", "full_attention"]),
+        "layer 1 of Qwen3NextForCausalLM is of type 'linear_attention', which is not supported; .* would work",
+    ),
+    "linear attention by interval": (
+        "qwen3 next",
+        config_edit(layer_types=None, full_attention_interval=4),
+        "layer 0 of Qwen3NextForCausalLM is of type 'linear_attention'",
+    ),
+    "odd rotation": (
+        "glm4 moe",
+        config_edit(rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 0.2}),
+        "the rotated part of a head is 3; rotary embeddings need an even number",
+    ),
+    "no expert": (
+        "deepseek v3",
+        tensor_edit(lambda t: t.pop("model.layers.2.mlp.experts.7.up_proj.weight")),
+        r"model.layers.2.mlp.experts.7.up_proj.weight is missing; .* \[40, 64\]",
+    ),
+    "more experts": ("qwen3 moe", config_edit(num_experts=7), r"gate.weight has shape \[8, 64\], .* \[7, 64\]"),
+    "no correction": (
+        "glm4 moe",
+        tensor_edit(lambda t: t.pop("model.layers.1.mlp.gate.e_score_correction_bias")),
+        r"e_score_correction_bias is missing; .* \[8\]",
+    ),
+    "other latent": (
+        "deepseek v3",
+        config_edit(kv_lora_rank=48),
+        r"kv_a_proj_with_mqa\S+ has shape \[48, 64\], .* \[64",
+    ),
+    "uneven groups": ("deepseek v3", config_edit(n_group=3), "8 experts do not form 3 groups; .* divides"),
+    "small groups": ("deepseek v3", config_edit(n_group=8), "8 experts do not form 8 groups; .* two or more in each"),
+    "more groups": ("deepseek v3", config_edit(topk_group=5), "topk_group 5 of 4 groups; at most 4 would work"),
+    "closed experts": ("deepseek v3", config_edit(topk_group=1), "num_experts_per_tok is 3 and 2 experts are open"),
+    "other choice": (
+        "deepseek v2",
+        config_edit(topk_method="noaux_tc"),
+        "topk_method 'noaux_tc' is not supported; 'gre",
+    ),
+    "other scores": ("glm4 moe", config_edit(scoring_func="softmax"), "scoring_func 'softmax' is not supported; 'sigm"),
+    "normed choice": ("deepseek v2", config_edit(norm_topk_prob=True), "norm_topk_prob True is not supported; False"),
+    "some plain layers": ("deepseek v3", config_edit(moe_layer_freq=2), "moe_layer_freq 2 is not supported; 1 would"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_FAMILIES)
+def test_a_broken_folder_of_another_family_is_refused(name: str, tmp_path: Path) -> None:
+    model, breaks, message = OTHER_FAMILIES[name]
+    MODELS[model].save_pretrained(tmp_path)
+    assert_refused(tmp_path, breaks, message)
 
 
 def write_gguf(file: Path, architecture: str = "llama", skip: str = "", **numbers: Any) -> None:
