@@ -40,6 +40,7 @@ class DFlashProposer:
     ) -> None:
         rows, dtype, device = state.seq_lens.shape[0], draft.decoder.dtype, state.device
         self.aux_layers = shape.aux_layers
+        self._vocabulary = draft.target_ids(torch.arange(shape.draft_vocab_size, device=state.device))
         self.max_num_steps, self.max_topk = shape.block_size - 1, shape.draft_vocab_size
         self.kv = draft.decoder.new_kv_cache(num_pages, page_size)
         self._draft = draft
@@ -70,16 +71,19 @@ class DFlashProposer:
 
     def propose(self, rows: Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:
         self._catch_up(rows, host_rows)
-        k = settings.topk
-        logits = self.block_logits(rows, settings.num_steps)
-        scores, draft_ids = torch.log_softmax(logits, dim=2).topk(k, dim=2)  # [B, num_steps, k]
-        ids = self._draft.target_ids(draft_ids)
+        batch, steps, k = len(host_rows), settings.num_steps, settings.topk
+        logits = self.block_logits(rows, steps).flatten(0, 1)
+        to_come = self._state.seq_lens[rows].unsqueeze(1) + 1 + torch.arange(steps, device=rows.device)
+        token_rows = rows.repeat_interleave(steps, output_size=batch * steps)
+        offered = self._state.draft_scores(logits, token_rows, to_come.flatten(), host_rows, self._vocabulary)
+        scores, draft_ids = offered.view(batch, steps, -1).topk(k, dim=2)
+        ids = self._vocabulary[draft_ids]
 
         def run(frontier: Frontier) -> tuple[Tensor, Tensor]:
             at = slice(frontier.depth, frontier.depth + 1)  # the same children for each node
             return ids[:, at].expand(-1, k, k), scores[:, at].expand(-1, k, k)
 
-        return grow(ids[:, 0], scores[:, 0], settings.num_steps, run)
+        return grow(ids[:, 0], scores[:, 0], steps, run)
 
     def accepted(
         self, rows: Tensor, host_rows: Sequence[int], settings: Settings, verdict: Verdict, target: TargetHidden
@@ -158,10 +162,12 @@ def check(models: Models, envelope: Envelope) -> None:
         raise MethodError(f"{draft} does not say that it is DFlash's; a checkpoint with dflash_config would work")
     shape = model.read_shape(folder)
     suited = "a draft that was trained for this target would work"
-    for name in ("hidden_size", "vocab_size"):
-        own, wanted = getattr(shape.layers, name), getattr(target, name)
-        if own != wanted:
-            raise MethodError(f"{draft} has {name} {own} and the target {models.target.name} {wanted}; {suited}")
+    models.check_vocabulary(folder.path, shape.layers.vocab_size)
+    if shape.layers.hidden_size != target.hidden_size:
+        raise MethodError(
+            f"{draft} has hidden_size {shape.layers.hidden_size} and the target {models.target.name} "
+            f"{target.hidden_size}; {suited}"
+        )
     if shape.aux_layers[-1] > target.num_layers:
         raise MethodError(
             f"{draft} reads the target behind layer {shape.aux_layers[-1] - 1}, and {models.target.name} has "

@@ -12,6 +12,7 @@ from transformers import LlamaForCausalLM
 
 from pilotfish_engine.contract.speculation import Settings
 from pilotfish_engine.engine import Parts
+from pilotfish_engine.errors import EnvelopeError
 from pilotfish_engine.speculation.dflash import DFlashProposer
 from tests.engine.conformance.harness import Harness, fixed, load
 from tests.engine.speculation.block_drafts import BlockDraft, block_draft, reference_logits, tiny_target
@@ -242,3 +243,12 @@ def test_the_candidates_are_the_likeliest_products(engine):
         )
         of_depth = sorted((score for path, score in paths.items() if len(path) == depth), reverse=True)
         assert of_depth[:3] == pytest.approx(best[:3], abs=1e-5)
+
+
+def test_a_block_has_an_end(engine):
+    """block_size 6 and 5 tokens of the draft's own: what neither reaches is refused while it runs, too."""
+    harness = Harness(engine("speculators, own vocabulary"))
+    harness.scheduler.set_envelope(fixed(5, 5))
+    for settings, sentence in ((fixed(6, 1), "num_steps is 6, .* at most 5"), (fixed(5, 6), "topk is 6, .* at most 5")):
+        with pytest.raises(EnvelopeError, match=sentence):
+            harness.scheduler.set_envelope(settings)
