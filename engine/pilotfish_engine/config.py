@@ -222,11 +222,6 @@ def _written(option: Option, flags: Mapping[str, str | None], environment: Mappi
 
 def _check(config: EngineConfig) -> None:
     capacity, longest = config.capacity, config.model.max_model_len
-    if capacity.tensor_parallel_size != 1:
-        raise UsageError(
-            f"--tensor-parallel-size {capacity.tensor_parallel_size} needs several devices, "
-            "and this engine runs on one; 1 would work"
-        )
     if capacity.kv_tokens is not None and longest is not None and capacity.kv_tokens < longest:
         raise UsageError(
             f"--kv-tokens {capacity.kv_tokens} cannot hold one request of --max-model-len {longest}; "
@@ -244,3 +239,11 @@ def share_cores(environment: MutableMapping[str, str] = os.environ) -> None:
     """
     if "OMP_WAIT_POLICY" not in environment:
         environment.setdefault("GOMP_SPINCOUNT", "3000")
+
+
+def stay_on_this_machine(environment: MutableMapping[str, str] = os.environ) -> None:
+    """The ranks of a tensor-parallel group, who ask nobody for a password, listen on the loopback interface only.
+
+    Read when the group is made; a value from outside does not count.
+    """
+    environment["GLOO_SOCKET_IFNAME"] = environment["NCCL_SOCKET_IFNAME"] = "lo"

@@ -177,7 +177,7 @@ def _answer(core: Core, message: messages.AskReport | messages.SetEnvelope | mes
             return b""
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """The kernel kills this process when the thread that started it ends, even in the middle of a kernel call."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
@@ -187,14 +187,17 @@ def _die_with(parent: int) -> None:
 
 def main(build: Build, arguments: list[str]) -> int:
     endpoint, parent = arguments
-    _die_with(int(parent))
+    die_with(int(parent))
     return run(CONFIG.validate_json(sys.stdin.buffer.read()), endpoint, build)
 
 
 def _build(config: EngineConfig) -> Core:
     share_cores()
-    from pilotfish_engine.engine import build  # imports torch: after the first heartbeat
-
+    # these import torch: after the first heartbeat
+    if config.capacity.tensor_parallel_size > 1:
+        from pilotfish_engine.group import build
+    else:
+        from pilotfish_engine.engine import build
     return build(config)
 
 

@@ -5,6 +5,7 @@ The only place that knows every part. Knows nothing about HTTP or processes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from pilotfish_engine.config import EngineConfig
 from pilotfish_engine.contract.speculation import MAX_NUM_DRAFT_TOKENS, CostProfile
 from pilotfish_engine.errors import CheckpointError, MethodError, UsageError
 from pilotfish_engine.model.loading import load, read_shape
+from pilotfish_engine.model.parallel import Ranks, divide
 from pilotfish_engine.model.shape import ModelShape
 from pilotfish_engine.sampling.grammar import Grammars
 from pilotfish_engine.scheduler.policy import pages_for
@@ -27,8 +29,9 @@ from pilotfish_engine.speculation.proposer import Models, ProposerContext
 from pilotfish_engine.speculation.step import Step
 from pilotfish_engine.tokenizer import StopStrings, Tokenizer
 from pilotfish_engine.tokenizer import load as load_tokenizer
-from pilotfish_engine.types import WorkerLimits
+from pilotfish_engine.types import Worker, WorkerLimits
 from pilotfish_engine.worker.profile import measure
+from pilotfish_engine.worker.ranks import check_devices
 from pilotfish_engine.worker.state import RequestState
 from pilotfish_engine.worker.target import TargetWorker
 
@@ -48,18 +51,25 @@ class Parts:
 
 
 def build(config: EngineConfig) -> Scheduler:
-    """A whole engine. Raises as `assemble`."""
+    """A whole engine in this process. Raises as `assemble`."""
     parts = assemble(config)
-    return Scheduler(parts.worker, parts.chunk_size, parts.stop_text, config.capacity.overlap, grammars=parts.grammars)
+    return schedule(config, parts, parts.worker)
 
 
-def assemble(config: EngineConfig, profile: CostProfile | None = None) -> Parts:
+def schedule(config: EngineConfig, parts: Parts, worker: Worker) -> Scheduler:
+    return Scheduler(worker, parts.chunk_size, parts.stop_text, config.capacity.overlap, grammars=parts.grammars)
+
+
+def assemble(
+    config: EngineConfig, profile: CostProfile | None = None, join: Callable[[], Ranks] | None = None
+) -> Parts:
     """Loads the models and measures the cost profile unless it is given. Raises UsageError, before weights are read
-    where it can."""
+    where it can. join: called when metadata says that it can work, makes this process one of the ranks that share the
+    target."""
     path = resolve(config.model.source)
     shape = read_shape(path)
     method, models = _method(config, path, shape)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device, ranks = _place(path, shape, config.capacity.tensor_parallel_size, join)
     dtype = resolve_dtype(config.model.dtype, device)
     max_model_len = _max_model_len(config.model.max_model_len, shape)
     capacity = config.capacity
@@ -67,12 +77,12 @@ def assemble(config: EngineConfig, profile: CostProfile | None = None) -> Parts:
     state = RequestState(
         capacity.max_running_requests, max_model_len, capacity.page_size, SLACK, shape.vocab_size, device
     )
-    target = load(path, dtype, device, max_positions=state.length)
+    target = load(path, dtype, device, max_positions=state.length, ranks=ranks)
     proposer = None
     if method is not None:
         context = ProposerContext(models, target, state, num_pages, capacity.page_size, dtype)
         proposer = method.load().build(context)
-    step = Step(target, target.new_kv_cache(num_pages, capacity.page_size), state, proposer)
+    step = Step(target, target.new_kv_cache(num_pages, capacity.page_size), state, proposer, ranks)
     envelope = config.speculation.envelope
     if method is None:
         envelope = envelope.model_copy(update={"num_steps": 0})
@@ -101,6 +111,17 @@ def assemble(config: EngineConfig, profile: CostProfile | None = None) -> Parts:
     if tokenizer is not None:
         grammars = Grammars(tokenizer.pieces, limits.eos_token_ids, shape.vocab_size, tokenizer.encode).compile
     return Parts(step, worker, capacity.chunk_size, stop_text, grammars)
+
+
+def _place(
+    path: Path, shape: ModelShape, size: int, join: Callable[[], Ranks] | None
+) -> tuple[torch.device, Ranks | None]:
+    if join is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu"), None
+    divide(shape, size, path)
+    check_devices(size)
+    ranks = join()
+    return ranks.device, ranks
 
 
 def _method(config: EngineConfig, path: Path, shape: ModelShape) -> tuple[registry.Method | None, Models]:

@@ -11,6 +11,7 @@ from pilotfish_engine.model.checkpoint import check_tensors, open_checkpoint
 from pilotfish_engine.model.decoder import Decoder
 from pilotfish_engine.model.layers import Embedding
 from pilotfish_engine.model.linear import Linear
+from pilotfish_engine.model.parallel import Part, Ranks, SharedDecoder
 from pilotfish_engine.model.shape import ModelShape
 from pilotfish_engine.model.weights import Weights
 
@@ -21,16 +22,26 @@ def read_shape(source: Path) -> ModelShape:
 
 
 def load(
-    source: Path, dtype: torch.dtype, device: torch.device | str = "cpu", max_positions: int | None = None
+    source: Path,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    max_positions: int | None = None,
+    ranks: Ranks | None = None,
 ) -> Decoder:
     """Reads every weight as `dtype` on `device`; rotary tables reach `max_positions`, or the checkpoint's own limit.
+    ranks: that share the model, of which this one reads its part.
 
     Raises CheckpointError, before any weight is read, where the files are not exactly the model that they claim to be.
     """
     checkpoint = open_checkpoint(source)
     check_tensors(checkpoint)
-    shape = checkpoint.shape
-    weights = Weights(checkpoint, dict(shape.tensor_shapes()), dtype, torch.device(device))
+    if ranks is None:
+        shape = checkpoint.shape
+        weights = Weights(checkpoint, dict(shape.tensor_shapes()), dtype, torch.device(device))
+    else:
+        part = Part(checkpoint, ranks)
+        shape = part.shape
+        weights = Weights(part, part.tensor_shapes, dtype, torch.device(device))
     cos_sin = assembly.rotary_table(shape, max_positions or shape.max_position_embeddings, device)
     layers = [
         assembly.build_layer(weights, shape, f"model.layers.{index}.", index, cos_sin)
@@ -39,4 +50,6 @@ def load(
     norm = assembly.build_norm(weights, shape, "model.norm.weight")
     embed = weights.read("model.embed_tokens.weight")
     head = embed if shape.tie_word_embeddings else weights.read("lm_head.weight")
-    return Decoder(shape, Embedding(embed), layers, norm, Linear(head))
+    if ranks is None:
+        return Decoder(shape, Embedding(embed), layers, norm, Linear(head))
+    return SharedDecoder(checkpoint.shape, shape, embed, layers, norm, head, ranks)

@@ -17,7 +17,7 @@ from pilotfish_engine.sampling.grammar_rows import TreeNodes
 from pilotfish_engine.sampling.logprobs import Logprobs, score
 from pilotfish_engine.sampling.processors import Paths
 from pilotfish_engine.speculation.proposer import Proposer, TargetHidden
-from pilotfish_engine.speculation.tree import DraftTree, cut, root_only
+from pilotfish_engine.speculation.tree import Agreement, DraftTree, cut, root_only
 from pilotfish_engine.speculation.verify import Verdict, verify
 from pilotfish_engine.worker.inputs import ForwardInputs, KVCache
 from pilotfish_engine.worker.state import RequestState
@@ -37,10 +37,13 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Step:
+    """ranks: those that share the target, where it is shared: what rank 0 drafts and decides holds on all of them."""
+
     target: Decoder
     kv: KVCache
     state: RequestState
     proposer: Proposer | None
+    ranks: Agreement | None = None
 
     def __call__(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> StepResult:
         """rows: int64 [B] on the device, `host_rows` the same on the host, which knows of them what needs no copy."""
@@ -48,6 +51,8 @@ class Step:
         allowed = self._allowed(host_rows, tree)
         target_ids, hidden, logits = self.target_pass(rows, host_rows, tree, settings.num_steps, allowed)
         verdict = verify(tree, target_ids, settings.num_steps)
+        if self.ranks is not None:
+            verdict = verdict.agreed(self.ranks)
         self.commit(rows, host_rows, settings, verdict, hidden)
         logprobs = None
         if self.state.scored(host_rows):
@@ -67,6 +72,8 @@ class Step:
         if self.proposer is None or settings.num_steps == 0:
             return root_only(root_ids)
         candidates = self.proposer.propose(rows, host_rows, settings)
+        if self.ranks is not None:
+            candidates = candidates.agreed(self.ranks)
         return cut(root_ids, candidates, settings.num_draft_tokens, settings.num_steps)
 
     def _allowed(self, host_rows: Sequence[int], tree: DraftTree) -> torch.Tensor | None:

@@ -8,6 +8,7 @@ found.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -15,6 +16,14 @@ from pilotfish_engine.contract.speculation import MAX_NUM_DRAFT_TOKENS, Settings
 
 ROOT = 0
 ABSENT = float("-inf")  # score of a candidate that is only padding
+
+
+class Agreement(Protocol):
+    """The ranks that share a model."""
+
+    def agree(self, x: torch.Tensor) -> torch.Tensor:
+        """Rank 0's x, on every rank."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -28,6 +37,11 @@ class Candidates:
     token_ids: torch.Tensor
     parents: torch.Tensor
     scores: torch.Tensor
+
+    def agreed(self, ranks: Agreement) -> Candidates:
+        bits = self.scores.contiguous().view(torch.int32).to(torch.int64)
+        token_ids, parents, bits = ranks.agree(torch.stack([self.token_ids, self.parents, bits])).unbind()
+        return Candidates(token_ids, parents, bits.to(torch.int32).view(torch.float32))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pilotfish_engine.speculation.tree import DraftTree
+from pilotfish_engine.speculation.tree import Agreement, DraftTree
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,14 @@ class Verdict:
     accept_lens: torch.Tensor
     path: torch.Tensor
     flat: torch.Tensor
+
+    def agreed(self, ranks: Agreement) -> Verdict:
+        length = self.path.shape[1]
+        packed = torch.cat([self.next_token_ids, self.path, self.flat, self.accept_lens.unsqueeze(1)], dim=1)
+        next_token_ids, path, flat, accept_lens = torch.split(
+            ranks.agree(packed), [length, length, length, 1], dim=1
+        )
+        return Verdict(next_token_ids, accept_lens.squeeze(1), path, flat)
 
 
 def verify(tree: DraftTree, target_ids: torch.Tensor, num_steps: int) -> Verdict:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pilotfish_engine.contract.speculation import CostProfile, Envelope, Settings
+from pilotfish_engine.contract.speculation import PLAIN, CostProfile, Envelope, Settings
 from pilotfish_engine.errors import EnvelopeError
 from pilotfish_engine.sampling.logprobs import Logprobs, score
 from pilotfish_engine.speculation.controller import Controller
@@ -118,16 +118,24 @@ class TargetWorker:
             reason=controller.reason,
         )
 
-    @torch.inference_mode()
     def forward_batch_generation(self, batch: Batch) -> GenerationBatchResult:
+        return self.run(batch, self.settings_for(batch))
+
+    def settings_for(self, batch: Batch) -> Settings:
+        """What the controller chooses; asked once for each batch, before it runs."""
+        if batch.mode is ForwardMode.EXTEND:
+            return PLAIN
+        return self._controller.choose(len(batch.rows), batch.context_tokens)
+
+    @torch.inference_mode()
+    def run(self, batch: Batch, settings: Settings) -> GenerationBatchResult:
         for added in batch.new_pages:
             self._step.state.append_pages(added.row, added.first, added.pages)
         if batch.mode is ForwardMode.EXTEND:
             return self._extend(batch.chunks)
-        return self._decode(batch.rows, batch.context_tokens)
+        return self._decode(batch.rows, batch.context_tokens, settings)
 
-    def _decode(self, host_rows: Sequence[int], context_tokens: int) -> GenerationBatchResult:
-        settings = self._controller.choose(len(host_rows), context_tokens)
+    def _decode(self, host_rows: Sequence[int], context_tokens: int, settings: Settings) -> GenerationBatchResult:
         begun = self._clock()
         result = self._step(self._step.state.row_index(host_rows), host_rows, settings)
         next_token_ids = result.next_token_ids.tolist()  # the one copy of the result; waits for the step
@@ -184,6 +192,8 @@ class TargetWorker:
         logits = self._step.target.logits(hidden[which])
         allowed = state.grammars.allowed(host_rows)
         drawn = state.choose(logits, rows, state.seq_lens[rows], host_rows, allowed=allowed)
+        if self._step.ranks is not None:
+            drawn = self._step.ranks.agree(drawn)
         state.tokens[rows, state.seq_lens[rows]] = drawn
         state.count(rows, host_rows, drawn.unsqueeze(1), torch.ones_like(drawn))
         logprobs = None

@@ -99,7 +99,7 @@ def test_the_configuration_reaches_the_model_process_whole() -> None:
         (["--max-model-len", "-5"], "--max-model-len '-5'"),
         (["--drain-seconds", "soon"], "--drain-seconds 'soon'"),
         (["--drain-seconds", "nan"], "--drain-seconds 'nan'"),
-        (["--tensor-parallel-size", "2"], "--tensor-parallel-size 2 needs several devices.* 1 would work"),
+        (["--tensor-parallel-size", "0"], "--tensor-parallel-size '0' is not a whole number from 1 to 64"),
         (["--kv-tokens", "100", "--max-model-len", "200"], "--kv-tokens 100 cannot hold.* 200 or more would work"),
         (["--method", "MAGIC"], "'MAGIC' is unknown; one of None, Auto, .* would work"),
         (["--method", "None", "--draft", SMOLLM2], "takes no draft"),

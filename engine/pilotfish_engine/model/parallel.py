@@ -1,0 +1,205 @@
+"""A decoder shared by the ranks of a tensor-parallel group (Megatron-LM, arXiv 1909.08053).
+
+Each rank holds the same fraction of every attention's heads, of the inner width of every MLP and expert, and of the
+vocabulary's rows of embedding and LM head. Norms, routers and what leads to latents are whole on every rank. The parts
+are joined by one sum behind attention, one behind the MLP and one behind the embedding, and by a gather of the logits.
+
+Knows nothing about processes, or about what is decided from the logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import gcd
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+
+from pilotfish_engine.errors import UsageError
+from pilotfish_engine.model.checkpoint import Checkpoint
+from pilotfish_engine.model.decoder import Decoder, new_kv_cache
+from pilotfish_engine.model.layers import MLP, Attention, DecoderLayer, Embedding, RMSNorm
+from pilotfish_engine.model.linear import Linear
+from pilotfish_engine.model.shape import ModelShape
+from pilotfish_engine.worker.inputs import ForwardInputs, KVCache
+
+VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")  # divided by rows; the last rank's may be fewer
+ADDED_ONCE = "o_proj.bias"  # of what is summed over the ranks: rank 0 adds it
+
+
+class Ranks:
+    """This process's place in torch.distributed's default group, and what the ranks do together.
+
+    Every rank makes the same calls in the same order. Shapes are fixed and nothing is copied to the host. A call over
+    no elements does nothing.
+    """
+
+    def __init__(self, rank: int, size: int, device: torch.device) -> None:
+        self.rank = rank
+        self.size = size
+        self.device = device
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Of the ranks' x, in place, with the same bits on every rank."""
+        if x.numel() > 0:
+            dist.all_reduce(x)
+        return x
+
+    def gather(self, x: Tensor) -> Tensor:
+        """x [n, …] of every rank → [size, n, …]."""
+        gathered = x.new_empty(self.size * x.shape[0], *x.shape[1:])
+        if x.numel() > 0:
+            dist.all_gather_into_tensor(gathered, x.contiguous())
+        return gathered.view(self.size, *x.shape)
+
+    def agree(self, x: Tensor) -> Tensor:
+        """Rank 0's x."""
+        agreed = x.contiguous()
+        if x.numel() > 0:
+            dist.broadcast(agreed, 0)
+        return agreed
+
+
+def divide(shape: ModelShape, size: int, where: Path) -> ModelShape:
+    """What one of `size` ranks holds of the layers; vocabulary and hidden size stay whole. Raises UsageError where
+    something cannot be divided; `where` names the model."""
+    moe = shape.moe
+    whole = {"attention heads": shape.num_heads}
+    if shape.latent is None:
+        whole["KV heads"] = shape.num_kv_heads
+    if moe is None or not all(moe.in_layer(index) for index in range(shape.num_layers)):
+        whole["dimensions inside an MLP"] = shape.intermediate_size
+    if moe is not None:
+        whole["dimensions inside an expert"] = moe.expert_size
+        if moe.shared is not None:
+            whole["dimensions inside the shared experts"] = moe.shared[1]
+    uneven = [f"{number} {name}" for name, number in whole.items() if number % size]
+    if uneven:
+        most = gcd(*whole.values())
+        works = [str(number) for number in range(1, min(most, 64) + 1) if most % number == 0]
+        raise UsageError(
+            f"--tensor-parallel-size is {size}, and {where} has {', '.join(uneven)}, which so many devices cannot "
+            f"share evenly; {' or '.join(works)} would work"
+        )
+    if moe is not None:
+        shared = None if moe.shared is None else (moe.shared[0], moe.shared[1] // size)
+        moe = replace(moe, expert_size=moe.expert_size // size, shared=shared)
+    return replace(
+        shape,
+        num_heads=shape.num_heads // size,
+        num_kv_heads=shape.num_kv_heads if shape.latent is not None else shape.num_kv_heads // size,
+        intermediate_size=shape.intermediate_size // size,
+        moe=moe,
+    )
+
+
+class Part:
+    """One rank's part of a checkpoint: tensors under their own names, cut as they are read. shape: of its layers."""
+
+    def __init__(self, checkpoint: Checkpoint, ranks: Ranks) -> None:
+        self.shape = divide(checkpoint.shape, ranks.size, checkpoint.path)
+        self.tensor_shapes = dict(self.shape.tensor_shapes())
+        for name in VOCABULARY:
+            if name in self.tensor_shapes:
+                rows, hidden = self.tensor_shapes[name]
+                self.tensor_shapes[name] = (-(-rows // ranks.size), hidden)
+        self._checkpoint = checkpoint
+        self._rank = ranks.rank
+
+    def read(self, name: str) -> Tensor:
+        tensor, size = self._checkpoint.read(name), self.tensor_shapes[name]
+        if name.endswith(ADDED_ONCE) and self._rank > 0:
+            return torch.zeros_like(tensor)
+        for axis, length in enumerate(size):
+            first = min(self._rank * length, tensor.shape[axis])
+            if length < tensor.shape[axis]:
+                tensor = tensor.narrow(axis, first, min(length, tensor.shape[axis] - first))
+        if tensor.shape == size:
+            return tensor
+        assert name in VOCABULARY, "all else is divided evenly"
+        return functional.pad(tensor, (0, 0, 0, size[0] - tensor.shape[0]))
+
+
+class SharedEmbedding(Embedding):
+    """weight: [⌈V / size⌉, H], this rank's rows."""
+
+    def __init__(self, weight: Tensor, ranks: Ranks) -> None:
+        super().__init__(weight)
+        self._ranks = ranks
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        row = token_ids - self._ranks.rank * self.weight.shape[0]
+        mine = (row >= 0) & (row < self.weight.shape[0])
+        found = functional.embedding(torch.where(mine, row, 0), self.weight)
+        return self._ranks.sum(torch.where(mine.unsqueeze(1), found, 0))
+
+
+class SharedHead(Linear):
+    """weight: [⌈V / size⌉, H], this rank's rows of an LM head over vocab_size tokens; every rank gets all logits."""
+
+    def __init__(self, weight: Tensor, vocab_size: int, ranks: Ranks) -> None:
+        super().__init__(weight)
+        self._vocab_size = vocab_size
+        self._ranks = ranks
+
+    def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+        parts = self._ranks.gather(super().__call__(x, out_dtype))
+        return parts.transpose(0, 1).flatten(1)[:, : self._vocab_size]
+
+
+class SharedAttention:
+    """What the ranks' heads give together."""
+
+    def __init__(self, part: Attention, ranks: Ranks) -> None:
+        self.cos_sin = part.cos_sin
+        self._part = part
+        self._ranks = ranks
+
+    def __call__(self, x: Tensor, inputs: ForwardInputs, kv: KVCache, layer: int) -> Tensor:
+        return self._ranks.sum(self._part(x, inputs, kv, layer))
+
+
+class SharedMLP:
+    """What the ranks' shares of the inner width give together; of experts too, as all ranks choose the same ones."""
+
+    def __init__(self, part: MLP, ranks: Ranks) -> None:
+        self._part = part
+        self._ranks = ranks
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._ranks.sum(self._part(x))
+
+
+class SharedDecoder(Decoder):
+    """shape: the whole model's; part: what this rank holds of its layers, and keeps in its KV cache."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        part: ModelShape,
+        embed: Tensor,
+        layers: list[DecoderLayer],
+        norm: RMSNorm,
+        lm_head: Tensor,
+        ranks: Ranks,
+    ) -> None:
+        shared = [
+            DecoderLayer(
+                layer.attention_norm,
+                SharedAttention(layer.attention, ranks),
+                layer.mlp_norm,
+                SharedMLP(layer.mlp, ranks),
+            )
+            for layer in layers
+        ]
+        super().__init__(
+            shape, SharedEmbedding(embed, ranks), shared, norm, SharedHead(lm_head, shape.vocab_size, ranks)
+        )
+        self._part = part
+
+    def new_kv_cache(self, num_pages: int, page_size: int) -> KVCache:
+        part = self._part
+        return new_kv_cache(part, part.num_layers, num_pages, page_size, self.dtype, self.device)

@@ -1,0 +1,218 @@
+"""The ranks of a tensor-parallel group: rank 0 is the process with the scheduler, the others follow it.
+
+What rank 0's worker is told, the followers are told in the same order, through a pipe each; the settings of a step are
+rank 0's choice and travel with the call. What is decided from logits is broadcast in the step itself. Ranks meet
+through a file in memory and on the loopback interface only. A rank that dies or fails ends the engine, as the others
+would wait for it for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import BinaryIO
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from pilotfish_engine.config import stay_on_this_machine
+from pilotfish_engine.contract.speculation import Envelope, Settings
+from pilotfish_engine.errors import UsageError
+from pilotfish_engine.model.parallel import Ranks
+from pilotfish_engine.types import Admission, Batch, GenerationBatchResult, SpeculationReport, WorkerLimits
+from pilotfish_engine.worker.target import TargetWorker
+
+_LENGTH_BYTES = 4  # in front of each message
+_END_SECONDS = 5.0
+
+
+class Load(msgspec.Struct, frozen=True, tag=True):
+    """The engine to be from now on: the JSON of an EngineConfig, and of a CostProfile where none is to be measured."""
+
+    config: bytes
+    profile: bytes | None = None
+
+
+class Admit(msgspec.Struct, frozen=True, tag=True):
+    admission: Admission
+
+
+class Run(msgspec.Struct, frozen=True, tag=True):
+    batch: Batch
+    num_steps: int
+    topk: int
+    num_draft_tokens: int
+
+
+class Release(msgspec.Struct, frozen=True, tag=True):
+    row: int
+
+
+Message = Load | Admit | Run | Release
+
+
+def check_devices(size: int) -> None:
+    """Raises UsageError where the ranks are more than the GPUs; on a machine without any they share its CPU."""
+    found = torch.cuda.device_count() if torch.cuda.is_available() else size
+    if size > found:
+        raise UsageError(
+            f"--tensor-parallel-size is {size}, and this machine has {found} GPU{'s' if found > 1 else ''}; "
+            f"at most {found} would work"
+        )
+
+
+def join(rank: int, size: int, store: int) -> Ranks:
+    """This process becomes a rank; returns when all have. store: a descriptor of the file through which they meet."""
+    stay_on_this_machine()
+    if torch.cuda.is_available():
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+    else:
+        device = torch.device("cpu")
+        torch.set_num_threads(max(1, torch.get_num_threads() // size))
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=dist.FileStore(f"/proc/self/fd/{store}", size),  # type: ignore[attr-defined]
+        rank=rank,
+        world_size=size,
+        device_id=device if device.type == "cuda" else None,
+    )
+    ranks = Ranks(rank, size, device)
+    ranks.agree(torch.zeros(1, device=device))
+    return ranks
+
+
+def _end_process(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
+    os._exit(1)  # the main thread may be inside a collective that nothing ends
+
+
+class Followers:
+    """The processes of ranks 1 … size − 1. command: what starts one, to which its rank, the size, the descriptor of
+    `join` and this process's id are added. end: called, on any thread, with why the group cannot go on."""
+
+    def __init__(self, size: int, command: Sequence[str], end: Callable[[str], None] = _end_process) -> None:
+        self.end = end
+        self._size = size
+        self._command = command
+        self._store = os.memfd_create("ranks")
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._closing = False
+        self._encoder = msgspec.msgpack.Encoder()
+        self._turn = threading.Lock()  # with overlap a row is released while a step is under way
+
+    def start(self) -> Ranks:
+        """Rank 0's place, when all are there."""
+        for rank in range(1, self._size):
+            numbers = (rank, self._size, self._store, os.getpid())
+            command = [*self._command, *(str(number) for number in numbers)]
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[self._store], bufsize=0)
+            self._processes.append(process)
+            threading.Thread(target=self._watch, args=(rank, process), daemon=True).start()
+        return join(0, self._size, self._store)
+
+    def send(self, message: Message) -> None:
+        body = self._encoder.encode(message)
+        framed = memoryview(len(body).to_bytes(_LENGTH_BYTES) + body)
+        with self._turn:
+            for process in self._processes:
+                assert process.stdin is not None
+                left = framed
+                while left:
+                    left = left[process.stdin.write(left) :]
+
+    def close(self) -> None:
+        """Ends the followers and this process's part in the group."""
+        self._closing = True
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in self._processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_END_SECONDS)
+            process.kill()
+            process.wait()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        os.close(self._store)
+
+    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        code = process.wait()
+        if not self._closing:
+            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            self.end(f"rank {rank} of {self._size} ended unexpectedly ({how}), and the engine with it")
+
+
+class Leader:
+    """Rank 0's types.Worker."""
+
+    def __init__(self, worker: TargetWorker, followers: Followers) -> None:
+        self._worker = worker
+        self._followers = followers
+
+    @property
+    def limits(self) -> WorkerLimits:
+        return self._worker.limits
+
+    @property
+    def reserve_tokens(self) -> int:
+        return self._worker.reserve_tokens
+
+    def admit(self, admission: Admission) -> None:
+        self._worker.admit(admission)
+        # grammars and logprobs concern the one who decides
+        params = msgspec.structs.replace(admission.params, grammar=None, logprobs=None)
+        self._followers.send(Admit(replace(admission, params=params, grammar=None)))
+
+    def forward_batch_generation(self, batch: Batch) -> GenerationBatchResult:
+        settings = self._worker.settings_for(batch)
+        self._followers.send(Run(batch, settings.num_steps, settings.topk, settings.num_draft_tokens))
+        try:
+            return self._worker.run(batch, settings)
+        except Exception as error:
+            self._followers.end(f"rank 0 failed in a step ({type(error).__name__}: {error}), and the engine with it")
+            raise
+
+    def reusable_len(self, row: int, seq_len: int) -> int:
+        return self._worker.reusable_len(row, seq_len)
+
+    def release(self, row: int) -> None:
+        self._worker.release(row)
+        self._followers.send(Release(row))
+
+    def set_envelope(self, envelope: Envelope) -> None:
+        self._worker.set_envelope(envelope)
+
+    def speculation_report(self) -> SpeculationReport:
+        return self._worker.speculation_report()
+
+
+def follow(pipe: BinaryIO, load: Callable[[Load], TargetWorker]) -> None:
+    """Does what rank 0 does, until its pipe ends."""
+    worker: TargetWorker | None = None
+    for message in _received(pipe):
+        if isinstance(message, Load):
+            worker = load(message)
+            continue
+        assert worker is not None, "rank 0 says first what to load"
+        match message:
+            case Admit(admission):
+                worker.admit(admission)
+            case Run(batch, num_steps, topk, num_draft_tokens):
+                settings = Settings(num_steps=num_steps, topk=topk, num_draft_tokens=num_draft_tokens)
+                worker.run(batch, settings)
+            case Release(row):
+                worker.release(row)
+
+
+def _received(pipe: BinaryIO) -> Iterator[Message]:
+    decoder = msgspec.msgpack.Decoder(Message)
+    while head := pipe.read(_LENGTH_BYTES):
+        yield decoder.decode(pipe.read(int.from_bytes(head)))
