@@ -14,12 +14,11 @@ from torch import Tensor
 from pilotfish_engine.model import Decoder, load, read_shape
 from tests.engine.conformance.test_capturable import HOST_COPIES, Capturable, refuse
 from tests.engine.model.paging import Paged, Piece, ancestors
-from tests.engine.model.tiny import MODELS, SMALL
+from tests.engine.model.tiny import MODELS, SMALL, VARIANTS
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the reference library's own
 
 TOLERANCE: dict[str, Any] = {"rtol": 1e-4, "atol": 2e-4}
-VARIANTS = ["untied", "qwen3", "deepseek v3", "deepseek v2, groups", "glm4 moe", "qwen3 moe", "qwen3 next"]
 
 
 def prompt(length: int) -> list[int]:

@@ -133,3 +133,5 @@ MODELS: dict[str, PreTrainedModel] = {
         "qwen3 next, biased": qwen3_next(attention_bias=True, norm_topk_prob=False),
     }.items()
 }
+# of these, one for each kind of attention and of routing
+VARIANTS = ["untied", "qwen3", "deepseek v3", "deepseek v2, groups", "glm4 moe", "qwen3 moe", "qwen3 next"]
