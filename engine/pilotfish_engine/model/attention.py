@@ -53,4 +53,4 @@ class GroupedQueryAttention:
         heads = qkv.view(qkv.shape[0], -1, self.cos_sin.shape[1])
         keys = heads.shape[1] - 2 * num_kv_heads
         for norm, part in zip(self.qk_norm, (heads[:, :keys], heads[:, keys:-num_kv_heads]), strict=True):
-            part.copy_(norm(part.flatten(0, 1)).view_as(part))
+            part.copy_(norm(part.flatten(0, 1).contiguous()).view_as(part))

@@ -1,9 +1,9 @@
 """Mixture of experts: a router, experts of which each token passes a few, and one MLP that all may share.
 
 Tensor code of fixed shape. The N·k pairs of token and expert are sorted by expert and run as two grouped products, so
-that every weight of a chosen expert is read once, whatever N is, and no product is wasted. On a GPU in other dtypes
-than bfloat16, for which the library has no grouped product that stays on the device, each pair multiplies a copy of
-its expert's matrix instead: right, and as slow as it sounds.
+that every weight of a chosen expert is read once, whatever N is, and no product is wasted. Where the library has no
+grouped product that stays on the device, on a GPU in other dtypes than bfloat16 and for rows of odd lengths, each pair
+multiplies a copy of its expert's matrix instead: right, and as slow as it sounds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pilotfish_engine.model.layers import GatedMLP
 from pilotfish_engine.model.linear import Linear
 from pilotfish_engine.model.shape import RoutingShape
 
-GROUPED_ALIGNMENT = 8  # elements; the GPU's grouped product takes rows of multiples of 16 bytes
+GROUPED_ALIGNMENT = 16  # bytes, of which the library's grouped product takes rows of multiples
 
 
 class Router:
@@ -88,7 +88,7 @@ class MixtureOfExperts:
 def _grouped(x: Tensor, weight: Tensor, experts: Tensor, ends: Tensor) -> Tensor:
     """x [M, in], row m times weight[experts[m]]ᵀ of weight [E, out, in] → [M, out]. experts int64 [M] ascend; ends
     int32 [E] is where each one's rows end."""
-    aligned = weight.shape[1] % GROUPED_ALIGNMENT == 0 and weight.shape[2] % GROUPED_ALIGNMENT == 0
-    if x.is_cuda and not (x.dtype is torch.bfloat16 and aligned):
+    aligned = all(width * weight.itemsize % GROUPED_ALIGNMENT == 0 for width in weight.shape[1:])
+    if not aligned or (x.is_cuda and x.dtype is not torch.bfloat16):
         return torch.bmm(weight[experts], x.unsqueeze(2)).squeeze(2)
     return functional.grouped_mm(x, weight.transpose(1, 2), offs=ends)
