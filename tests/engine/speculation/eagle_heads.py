@@ -27,7 +27,7 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "head_dim": 8,
     "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 64,
+    "max_position_embeddings": 128,
     "tie_word_embeddings": False,
     "bos_token_id": 0,
     "eos_token_id": 1,

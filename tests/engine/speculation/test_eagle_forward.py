@@ -96,7 +96,7 @@ def pair(
     """A head as written, and as the engine has checked and loaded it."""
     written = FORMATS[request.param](target)
     path = written.write(tmp_path_factory.mktemp("head"))
-    models = Models(folder, read_shape(folder), path, lambda other: None)
+    models = Models(folder, read_shape(folder), path, lambda other, size: None)
     module = registry.Method("", f"pilotfish_engine.speculation.{written.kind}", True, True).load()
     assert module.recognises(models)
     module.check(models, Envelope(num_steps=8, topk=8, num_draft_tokens=64))
@@ -205,6 +205,22 @@ def test_rotary_tables_reach_the_engine_s_context(pair: tuple[reference.Head, He
     close(head.logits(out), expected)
 
 
+def test_bfloat16(target: LlamaForCausalLM, folder: Path, tmp_path: Path) -> None:
+    """Every part holds the dtype that was asked for, and rounding is all that changes."""
+    coarse = load(folder, torch.bfloat16)
+    written = FORMATS["EAGLE-3.1"](target)
+    head = load_head(written.write(tmp_path), coarse, torch.bfloat16, 64)
+    tokens, positions = torch.tensor([4, 9, 30]), torch.arange(3)
+    hidden = torch.randn(3, written.layers.hidden_size, generator=torch.Generator().manual_seed(9)).bfloat16()
+    rows = Rows(head)
+    out, recurs = head.forward(hidden, rows.inputs(tokens, positions, 0, 0), rows.kv)
+    assert {out.dtype, recurs.dtype, rows.kv.k.dtype} == {torch.bfloat16}
+    expected, _, _ = reference.forward(written, hidden.float(), tokens, positions, torch.ones(3, 3).tril().bool())
+    logits = head.logits(out)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, expected, rtol=0, atol=0.03 * float(expected.abs().max()))
+
+
 @pytest.mark.parametrize(
     ("ids", "inputs"),
     [
@@ -227,7 +243,7 @@ def test_only_heads_are_recognised(target: LlamaForCausalLM, folder: Path, tmp_p
     """Auto asks every method; none of the two takes the other's, a whole model, or another library's draft."""
 
     def methods(path: Path) -> list[str]:
-        models = Models(folder, read_shape(folder), path, lambda other: None)
+        models = Models(folder, read_shape(folder), path, lambda other, size: None)
         kinds = ("eagle", "eagle3")
         modules = [registry.Method("", f"pilotfish_engine.speculation.{kind}", True, True).load() for kind in kinds]
         return [kind for kind, module in zip(kinds, modules, strict=True) if module.recognises(models)]
