@@ -162,8 +162,9 @@ class MultiLayerProposer:
             written = written & is_real
         at = torch.where(written, at, 0)
         prefix = start.clamp_min(0)
-        # not causal by number: where start is below 0, token n is of row start + n all the same
-        mask = (2 << (at - prefix.unsqueeze(1)).clamp_min(0)) - 1
+        # not causal by number: where start is below 0, token n is of row start + n all the same; and padding sees none
+        # of the rows past the last real one, which were never written
+        mask = torch.where(written, (2 << (at - prefix.unsqueeze(1)).clamp_min(0)) - 1, 0)
         inputs = ForwardInputs(
             token_ids=token_ids.flatten(),
             positions=at.flatten(),

@@ -31,7 +31,8 @@ class TargetHidden:
 
 
 class Proposer(Protocol):
-    """Drafts for a batch. `rows` int64 [B] is on the device, `host_rows` the same on the host."""
+    """Drafts for a batch. `rows` int64 [B] is on the device, `host_rows` the same on the host. One whose checkpoint can
+    do less than the contract's bounds says so by `max_num_steps` and `max_topk`."""
 
     aux_layers: tuple[int, ...]  # target layers whose inputs the method reads; empty for none
     lookahead: int  # how many tokens after it a row of the method's KV depends on

@@ -165,7 +165,8 @@ class RecurrentProposer:
             page_table=state.page_table[rows],
             prefix_lens=start.to(torch.int32),
             q_indptr=torch.arange(0, (batch + 1) * width, width, dtype=torch.int32, device=rows.device),
-            tree_mask=None,
+            # causal, but that padding sees none of the rows past the last real one, which were never written
+            tree_mask=torch.where(real, (2 << offset) - 1, 0).flatten(),
         )
         out, hidden = self._head.forward(self._head.combine(features.flatten(0, 1)), inputs, self.kv)
         last = torch.arange(batch, device=rows.device) * width + (counts - 1).clamp_min(0)

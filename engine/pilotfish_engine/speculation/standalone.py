@@ -119,7 +119,8 @@ class StandaloneProposer:
             page_table=state.page_table[rows],
             prefix_lens=start.to(torch.int32),
             q_indptr=torch.arange(0, (rows.shape[0] + 1) * width, width, dtype=torch.int32, device=rows.device),
-            tree_mask=None,
+            # causal, but that padding sees none of the rows past the last real one, which were never written
+            tree_mask=torch.where(real, (2 << offset) - 1, 0).flatten(),
         )
         hidden, _ = self._draft.forward(inputs, self.kv)
         last = torch.arange(rows.shape[0], device=rows.device) * width + (counts - 1).clamp_min(0)

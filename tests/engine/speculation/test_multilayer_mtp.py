@@ -106,7 +106,7 @@ class Run:
     def admit(self, row: int, tokens: Sequence[int], cached_len: int = 0, shared: Sequence[int] = ()) -> None:
         pages = MAX_LEN // PAGE
         own = [*shared, *range(1 + row * pages + len(shared), 1 + (row + 1) * pages)]
-        self.state.admit(Admission(row, tokens, cached_len, own, SamplingParams(max_tokens=1), 0))
+        self.state.admit(Admission(row, tokens, cached_len, own, SamplingParams(max_tokens=1, temperature=0), 0))
         self.proposer.admit(row, cached_len)
         self.tokens[row] = list(tokens)
 
