@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import BinaryIO
 
@@ -30,7 +29,6 @@ from pilotfish_engine.types import Admission, Batch, GenerationBatchResult, Spec
 from pilotfish_engine.worker.target import TargetWorker
 
 _LENGTH_BYTES = 4  # in front of each message
-_END_SECONDS = 5.0
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
@@ -132,13 +130,10 @@ class Followers:
         """Ends the followers and this process's part in the group."""
         self._closing = True
         for process in self._processes:
-            assert process.stdin is not None
-            process.stdin.close()
-        for process in self._processes:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_END_SECONDS)
             process.kill()
             process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
         if dist.is_initialized():
             dist.destroy_process_group()
         os.close(self._store)

@@ -133,14 +133,18 @@ class Harness:
 def load(
     target: Path, method: str, draft: Path | None, page_size: int, num_steps: int = NUM_STEPS, topk: int = 4
 ) -> Parts:
-    return assemble(
-        EngineConfig(
-            model=ModelConfig(source=str(target), dtype="float32", max_model_len=MAX_MODEL_LEN),
-            speculation=SpeculationConfig(
-                method=method,
-                draft=None if draft is None else str(draft),
-                envelope=Envelope(num_steps=num_steps, topk=topk, num_draft_tokens=2 * NUM_STEPS + 2),
-            ),
-            capacity=CapacityConfig(max_running_requests=MAX_RUNNING, page_size=page_size),
-        )
+    return assemble(configuration(target, method, draft, page_size, num_steps, topk))
+
+
+def configuration(
+    target: Path, method: str, draft: Path | None, page_size: int, num_steps: int, topk: int, ranks: int = 1
+) -> EngineConfig:
+    return EngineConfig(
+        model=ModelConfig(source=str(target), dtype="float32", max_model_len=MAX_MODEL_LEN),
+        speculation=SpeculationConfig(
+            method=method,
+            draft=None if draft is None else str(draft),
+            envelope=Envelope(num_steps=num_steps, topk=topk, num_draft_tokens=2 * NUM_STEPS + 2),
+        ),
+        capacity=CapacityConfig(max_running_requests=MAX_RUNNING, page_size=page_size, tensor_parallel_size=ranks),
     )
