@@ -238,15 +238,16 @@ class Scheduler:
     def _grow(self, request: Request) -> NewPages | None:
         """Pages for the next step of a decoding request; others are retracted, the latest first, until they are
         there."""
-        reserve = self._worker.reserve_tokens
-        reserve += reserve if request in self._steps.requests else 0  # what the step under way may commit
-        missing = missing_pages(len(request.token_ids), reserve, self.limits.page_size, len(request.pages))
-        if missing == 0:
-            return None
-        while (fresh := self._allocate(missing)) is None:
-            self._collect()
-            if not request.running:
+        while True:
+            reserve = self._worker.reserve_tokens * (1 + (request in self._steps.requests))  # may be under way
+            missing = missing_pages(len(request.token_ids), reserve, self.limits.page_size, len(request.pages))
+            if missing == 0 or not request.running:
                 return None
+            if (fresh := self._allocate(missing)) is not None:
+                break
+            if self._steps.requests:  # what ends in the step under way gives its pages back
+                self._collect()
+                continue
             latest = self._running[-1]
             if latest is request and len(self._running) == 1:
                 self._fail(request, self._too_large(request))
