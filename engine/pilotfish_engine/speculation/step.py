@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import torch
 
 from pilotfish_engine.contract.speculation import Settings
+from pilotfish_engine.errors import MethodError
 from pilotfish_engine.model.decoder import Decoder
 from pilotfish_engine.sampling.grammar_rows import TreeNodes
 from pilotfish_engine.sampling.logprobs import Logprobs, score
 from pilotfish_engine.sampling.processors import Paths
 from pilotfish_engine.speculation.proposer import Proposer, TargetHidden
-from pilotfish_engine.speculation.tree import Agreement, DraftTree, cut, root_only
+from pilotfish_engine.speculation.tree import Agreement, DraftTree, cut, most_candidates, root_only
 from pilotfish_engine.speculation.verify import Verdict, verify
 from pilotfish_engine.worker.inputs import ForwardInputs, KVCache
 from pilotfish_engine.worker.state import RequestState
@@ -74,6 +75,12 @@ class Step:
         candidates = self.proposer.propose(rows, host_rows, settings)
         if self.ranks is not None:
             candidates = candidates.agreed(self.ranks)
+        offered, most = candidates.token_ids.shape[1], most_candidates(settings)
+        if offered > most:  # more nodes than rows are reserved for
+            raise MethodError(
+                f"the method offers {offered} candidates, and topk {settings.topk} with num_steps {settings.num_steps} "
+                f"make at most {most}"
+            )
         return cut(root_ids, candidates, settings.num_draft_tokens, settings.num_steps)
 
     def _allowed(self, host_rows: Sequence[int], tree: DraftTree) -> torch.Tensor | None:

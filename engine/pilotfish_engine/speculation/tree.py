@@ -31,7 +31,8 @@ class Candidates:
     """What a proposer offers. token_ids, parents: int64 [B, C]; parents are candidate numbers, −1 for the root.
     scores: float32 [B, C], log of the product of draft probabilities along the path; ABSENT marks padding.
 
-    A candidate stands behind its parent and never scores above it; siblings have different tokens.
+    A candidate stands behind its parent and never scores above it; siblings have different tokens. Where this is broken
+    another tree is verified, and the answer is the same. C is `most_candidates` at most.
     """
 
     token_ids: torch.Tensor
@@ -71,11 +72,14 @@ class DraftTree:
         return torch.where(self.used, values[self.request, self.node], padding)
 
 
+def most_candidates(settings: Settings) -> int:
+    """C at most: of each depth `topk` nodes go on, with `topk` children each."""
+    return settings.topk + (settings.num_steps - 1) * settings.topk**2
+
+
 def most_nodes(settings: Settings, batch: int) -> int:
     """W of a step of `batch` requests: how many nodes one of them may get."""
-    topk, steps = settings.topk, settings.num_steps
-    most_candidates = topk + (steps - 1) * topk * topk
-    return min(MAX_NUM_DRAFT_TOKENS, 1 + most_candidates, 1 + batch * (settings.num_draft_tokens - 1))
+    return min(MAX_NUM_DRAFT_TOKENS, 1 + most_candidates(settings), 1 + batch * (settings.num_draft_tokens - 1))
 
 
 def root_only(root_ids: torch.Tensor) -> DraftTree:

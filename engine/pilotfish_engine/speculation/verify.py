@@ -32,9 +32,7 @@ class Verdict:
     def agreed(self, ranks: Agreement) -> Verdict:
         length = self.path.shape[1]
         packed = torch.cat([self.next_token_ids, self.path, self.flat, self.accept_lens.unsqueeze(1)], dim=1)
-        next_token_ids, path, flat, accept_lens = torch.split(
-            ranks.agree(packed), [length, length, length, 1], dim=1
-        )
+        next_token_ids, path, flat, accept_lens = torch.split(ranks.agree(packed), [length, length, length, 1], dim=1)
         return Verdict(next_token_ids, accept_lens.squeeze(1), path, flat)
 
 
@@ -45,9 +43,9 @@ def verify(tree: DraftTree, target_ids: torch.Tensor, num_steps: int) -> Verdict
     number = torch.arange(nodes, device=target_ids.device).expand(batch, nodes)
     agrees = (tree.token_ids == target_ids.gather(1, tree.parents)) & tree.real
     accepted = number == 0
-    for _ in range(num_steps):  # siblings differ, so at each depth at most one node is accepted
+    for _ in range(num_steps):  # siblings differ, so at each depth one node is accepted at most; of twins any serves
         accepted = (number == 0) | (agrees & accepted.gather(1, tree.parents))
-    accept_lens = accepted.sum(dim=1)
+    accept_lens = torch.where(accepted, tree.depth, 0).amax(dim=1) + 1
     # one spare column takes what was not accepted
     path = torch.zeros(batch, length + 1, dtype=torch.int64, device=target_ids.device)
     path.scatter_(1, torch.where(accepted, tree.depth, length), number)
