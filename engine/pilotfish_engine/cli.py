@@ -38,8 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def configured(flags: Mapping[str, str | None]) -> EngineConfig:
     """The configuration, with everything checked that can be without loading a model. Raises UsageError."""
     config = resolve(flags)
-    registry.check(config.speculation.method, config.speculation.draft)
-    for source in (config.model.source, config.speculation.draft):
+    speculation = config.speculation
+    registry.check(speculation.method, speculation.draft, speculation.draft_corpus)
+    for source in (config.model.source, speculation.draft):
         if source is not None and is_local(source):
             resolve_source(source)
     return config

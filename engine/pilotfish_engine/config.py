@@ -25,11 +25,12 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class SpeculationConfig:
-    """method: a registered name, None or Auto (by what the checkpoint and `draft` hold)."""
+    """method: a registered name, None or Auto (by what the checkpoint and `draft` hold). draft_corpus: a file."""
 
     method: str = "Auto"
     draft: str | None = None
     envelope: Envelope = field(default_factory=Envelope)
+    draft_corpus: str | None = None
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,7 @@ MODEL = Option(
 )
 OPTIONS = (
     Option("speculation", "draft", _text, "D", "draft model, in the forms of MODEL"),
+    Option("speculation", "draft_corpus", _text, "FILE", "texts to draft from where a method matches text"),
     Option("speculation", "method", _text, "NAME", "speculative method; None: plain decoding; Auto: by what is there"),
     Option("server", "host", _text, "ADDR", "address to listen on"),
     Option("server", "port", _whole(0, 65535), "N", "port to listen on; 0: any free one"),

@@ -127,9 +127,17 @@ def _place(
 def _method(config: EngineConfig, path: Path, shape: ModelShape) -> tuple[registry.Method | None, Models]:
     """The configured method, judged against both checkpoints' metadata."""
     wanted = config.speculation
-    registry.check(wanted.method, wanted.draft)
+    registry.check(wanted.method, wanted.draft, wanted.draft_corpus)
     draft = None if wanted.draft is None else resolve(wanted.draft)
-    models = Models(path, shape, draft, lambda other, size: check_vocabulary(path, shape, other, size))
+    corpus = None if wanted.draft_corpus is None else Path(wanted.draft_corpus).expanduser().absolute()
+    models = Models(
+        target=path,
+        target_shape=shape,
+        draft=draft,
+        check_vocabulary=lambda other, size: check_vocabulary(path, shape, other, size),
+        corpus=corpus,
+        tokenizer=lambda: _tokenizer(path),
+    )
     method = registry.resolve(wanted.method, models)
     if method is not None:
         if wanted.envelope.topk > 1 and not method.trees:

@@ -1,54 +1,34 @@
-"""N-gram drafts: the tokens that followed the same n-gram earlier in the request's own prompt and answer. No model,
-no KV."""
+"""N-gram drafts: the tokens that followed the same n-gram earlier in the request's own prompt and answer, or in a
+corpus given at the start. No model, no KV, and nothing kept by row: a step searches the known tokens as they are."""
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
 from collections.abc import Sequence
 
 import torch
 
 from pilotfish_engine.contract.speculation import Envelope, Settings
 from pilotfish_engine.errors import MethodError
+from pilotfish_engine.speculation import ngram_corpus, ngram_matcher, ngram_tensors
 from pilotfish_engine.speculation.proposer import Models, ProposerContext, TargetHidden
 from pilotfish_engine.speculation.tree import Candidates
 from pilotfish_engine.speculation.verify import Verdict
 from pilotfish_engine.types import Chunk
 from pilotfish_engine.worker.state import RequestState
 
-MIN_NGRAM = 1  # on HumanEval answers 1.57 tokens a step against 1.47 with 2 and 1.39 with 3; the pass costs the same
-MAX_NGRAM = 8
-
-
-def _library() -> ctypes.CDLL:
-    found = importlib.util.find_spec("pilotfish_engine.speculation._ngram")
-    if found is None or found.origin is None:
-        raise MethodError("the n-gram matcher was not built; reinstall pilotfish with a C++ compiler present")
-    library = ctypes.CDLL(found.origin)
-    library.ngram_propose.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_int64,
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-        *[ctypes.c_int64] * 5,
-        *[ctypes.c_void_p] * 3,
-    ]
-    library.ngram_propose.restype = None
-    return library
-
 
 class NgramProposer:
-    """Reads the known tokens where the state keeps them; on a CPU the matcher works on the state's own memory."""
+    """Reads the known tokens where the state keeps them: in C++ on a CPU, else as tensor code on the state's device."""
 
     aux_layers: tuple[int, ...] = ()
     lookahead = 0
 
-    def __init__(self, state: RequestState) -> None:
-        if state.device.type != "cpu":
-            raise MethodError(f"n-gram drafts need the tokens on the CPU, and the state is on {state.device.type}")
+    def __init__(self, state: RequestState, corpus: ngram_matcher.Corpus | None = None) -> None:
         self._state = state
-        self._library = _library()
+        self._corpus = corpus
+        self._on_cpu = state.device.type == "cpu"
+        if self._on_cpu:
+            ngram_matcher.load()
 
     def slots_needed(self, settings: Settings) -> int:
         return 0
@@ -60,26 +40,9 @@ class NgramProposer:
         pass
 
     def propose(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:
-        shape = (len(host_rows), settings.topk * settings.num_steps)
-        token_ids = torch.empty(shape, dtype=torch.int64)
-        parents = torch.empty(shape, dtype=torch.int64)
-        scores = torch.empty(shape, dtype=torch.float32)
-        tokens = self._state.tokens
-        self._library.ngram_propose(
-            tokens.data_ptr(),
-            tokens.stride(0),
-            self._state.seq_lens.data_ptr(),
-            rows.data_ptr(),
-            shape[0],
-            MIN_NGRAM,
-            MAX_NGRAM,
-            settings.topk,
-            settings.num_steps,
-            token_ids.data_ptr(),
-            parents.data_ptr(),
-            scores.data_ptr(),
-        )
-        return Candidates(token_ids, parents, scores)
+        drafts = ngram_matcher.drafts if self._on_cpu else ngram_tensors.drafts
+        state = self._state
+        return drafts(state.tokens, state.seq_lens, rows, settings.topk, settings.num_steps, self._corpus)
 
     def accepted(
         self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings, verdict: Verdict, target: TargetHidden
@@ -98,8 +61,21 @@ def recognises(models: Models) -> bool:
 
 
 def check(models: Models, envelope: Envelope) -> None:
-    pass
+    if models.corpus is None:
+        return
+    ngram_corpus.read(models.corpus)
+    if models.tokenizer() is None:
+        raise MethodError(
+            f"the corpus {models.corpus} is text, and the target {models.target.name} comes without a tokenizer; "
+            "leave the corpus out, or give a checkpoint with one"
+        )
 
 
 def build(context: ProposerContext) -> NgramProposer:
-    return NgramProposer(context.state)
+    models, state = context.models, context.state
+    if models.corpus is None:
+        return NgramProposer(state)
+    tokenizer = models.tokenizer()
+    assert tokenizer is not None, "check has seen one"
+    corpus = ngram_corpus.index(ngram_corpus.read(models.corpus), tokenizer.encode, state.device)
+    return NgramProposer(state, corpus)

@@ -18,6 +18,7 @@ from pilotfish_engine.model.decoder import Decoder
 from pilotfish_engine.model.shape import ModelShape
 from pilotfish_engine.speculation.tree import Candidates
 from pilotfish_engine.speculation.verify import Verdict
+from pilotfish_engine.tokenizer import Tokenizer
 from pilotfish_engine.types import Chunk
 from pilotfish_engine.worker.state import RequestState
 
@@ -69,12 +70,15 @@ class Proposer(Protocol):
 @dataclass(frozen=True)
 class Models:
     """What a method is judged by before any weight is read. check_vocabulary raises MethodError when the checkpoint at
-    a path, with so many tokens, has not the target's vocabulary."""
+    a path, with so many tokens, has not the target's vocabulary. corpus: a file of texts to draft from. tokenizer
+    loads the target's, None where the checkpoint comes without one."""
 
     target: Path
     target_shape: ModelShape
     draft: Path | None
     check_vocabulary: Callable[[Path, int], None]
+    corpus: Path | None = None
+    tokenizer: Callable[[], Tokenizer | None] = lambda: None
 
 
 @dataclass(frozen=True)

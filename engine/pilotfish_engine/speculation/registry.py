@@ -21,8 +21,8 @@ AUTO = "Auto"
 @dataclass(frozen=True)
 class Method:
     """module: where the functions of MethodModule stand. needs_draft, takes_draft: a draft checkpoint is required,
-    allowed. trees: topk above 1 works. Auto asks the methods by `preference`, largest first, which of them the
-    checkpoints fit; 0 is never asked."""
+    allowed. trees: topk above 1 works. takes_corpus: so does a file of texts. Auto asks the methods by `preference`,
+    largest first, which of them the checkpoints fit; 0 is never asked."""
 
     name: str
     module: str
@@ -30,6 +30,7 @@ class Method:
     trees: bool
     preference: int = 0
     takes_draft: bool = False
+    takes_corpus: bool = False
 
     def load(self) -> MethodModule:
         return cast("MethodModule", importlib.import_module(self.module))
@@ -44,7 +45,7 @@ def register(method: Method) -> None:
     _METHODS[method.name] = method
 
 
-register(Method("NGRAM", "pilotfish_engine.speculation.ngram", needs_draft=False, trees=True, preference=1))
+register(Method("NGRAM", "pilotfish_engine.speculation.ngram", False, trees=True, preference=1, takes_corpus=True))
 register(Method("STANDALONE", "pilotfish_engine.speculation.standalone", needs_draft=True, trees=True, preference=1))
 register(Method("EAGLE", "pilotfish_engine.speculation.eagle", needs_draft=True, trees=True, preference=3))
 register(Method("EAGLE3", "pilotfish_engine.speculation.eagle3", needs_draft=True, trees=True, preference=3))
@@ -61,10 +62,15 @@ def names() -> tuple[str, ...]:
     return (NO_METHOD, AUTO, *_METHODS)
 
 
-def check(name: str, draft: str | None) -> None:
-    """Raises MethodError where name and presence of a draft contradict, naming what would work."""
+def check(name: str, draft: str | None, corpus: str | None = None) -> None:
+    """Raises MethodError where name and presence of a draft or a corpus contradict, naming what would work."""
     if name == NO_METHOD and draft is not None:
         raise MethodError(f"method None takes no draft, but the draft is {draft!r}; leave it out or name a method")
+    takers = [method.name for method in _METHODS.values() if method.takes_corpus]
+    if corpus is not None and name in (NO_METHOD, *_METHODS) and name not in takers:
+        raise MethodError(
+            f"method {name} takes no corpus, but the corpus is {corpus!r}; leave it out or name {', '.join(takers)}"
+        )
     if name in (NO_METHOD, AUTO):
         return
     method = _METHODS.get(name)
@@ -86,6 +92,10 @@ def resolve(name: str, models: Models) -> Method | None:
     has_draft = models.draft is not None
     for method in sorted(_METHODS.values(), key=lambda method: -method.preference):
         usable = method.needs_draft or method.takes_draft if has_draft else not method.needs_draft
+        usable = usable and (method.takes_corpus or models.corpus is None)
         if usable and method.preference > 0 and method.load().recognises(models):
             return method
-    raise MethodError(f"the draft {models.draft} is none that a method knows; one of {', '.join(names())} would work")
+    beside = "" if models.corpus is None else f", with the corpus {models.corpus} beside it,"
+    raise MethodError(
+        f"the draft {models.draft}{beside} is none that a method knows; one of {', '.join(names())} would work"
+    )
