@@ -1,7 +1,9 @@
-"""The target's token after a position: argmax at temperature 0, else one inverse-CDF draw with a counter-based uniform.
+"""The target's token after a position: argmax at temperature 0, else the winner of a race (the Gumbel-max trick).
 
-The uniform is a hash of the request's seed and the position of the token to come, so a request draws the same tokens in
-whatever batch, chunk or tree its positions are computed.
+Every token of the vocabulary gets noise by a hash of the request's seed, the position of the token to come and its own
+number, so a request draws the same tokens in whatever batch, chunk or tree its positions are computed. A draft model
+that adds the same noise to its own scores draws what the target most likely draws, and is checked against the target's
+own draw (Daliri et al., 2025, arXiv 2408.07978): exact whatever it drafts, and the answer does not depend on the draft.
 """
 
 from __future__ import annotations
@@ -13,6 +15,9 @@ import torch
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64 (splitmix64, Steele et al. 2014)
 _MIX_A = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_B = -7723592293110705685  # 0x94D049BB133111EB
+_SPREAD = -1640531535  # 0x9E3779B1 as int32
+_FINAL_A = -2048144789  # 0x85EBCA6B (Murmur3)
+_FINAL_B = -1028477387  # 0xC2B2AE35
 
 
 @dataclass(frozen=True)
@@ -29,13 +34,25 @@ class SamplingRows:
     filtered: bool
 
 
-def uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """float64 [N] in [0, 1 − 2⁻³²]: splitmix64 of seed and position. seeds, positions: int64 [N]."""
+def gumbel(seeds: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """float32 [N, V]: standard Gumbel noise in [−3.5, 22.2] of each position and token. seeds, positions: int64 [N];
+    token_ids: int64 [V]. Splitmix64 of seed and position keys a 32-bit mix of the token (Murmur3's finalizer)."""
     x = seeds + (positions + 1) * _GOLDEN
     x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _MIX_A
     x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _MIX_B
     x = x ^ ((x >> 31) & ((1 << 33) - 1))
-    return ((x >> 32) & ((1 << 32) - 1)).to(torch.float64) * 2.0**-32
+    first, second = x.to(torch.int32).unsqueeze(1), (x >> 32).to(torch.int32).unsqueeze(1)
+    mixed = (token_ids.to(torch.int32) * _SPREAD) ^ first
+    mixed ^= (mixed >> 16) & 0xFFFF
+    mixed *= _FINAL_A
+    mixed ^= second
+    mixed ^= (mixed >> 13) & 0x7FFFF
+    mixed *= _FINAL_B
+    mixed ^= (mixed >> 16) & 0xFFFF
+    # 31 bits, small ones kept exactly: the winner has a small exponential
+    chance = (((mixed >> 1) & 0x7FFFFFFF).to(torch.float32) + 0.5) * 2.0**-31
+    exponential = torch.log1p(-chance).neg_().clamp_(max=30.0)
+    return exponential.log_().neg_()
 
 
 def filter_sorted(probs: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
@@ -52,22 +69,37 @@ def filter_sorted(probs: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
 def choose(logits: torch.Tensor, positions: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     """int64 [N]: the token that follows each row. logits: float32 [N, V]; positions: int64 [N], of the token to
     come."""
-    best = logits.argmax(dim=1)
     if rows.greedy:
-        return best
-    hot = rows.temperature > 0
-    scale = torch.where(hot, rows.temperature, 1.0).unsqueeze(1)
-    probs = torch.softmax(logits.to(torch.float64) / scale, dim=1)
-    point = uniform(rows.seeds, positions).unsqueeze(1)
+        return logits.argmax(dim=1)
+    hot, scaled = _scaled(logits, rows)
     if rows.filtered:
-        # back in vocabulary order, so that a row draws the same token whether or not another row's filter sorts it
-        ordered, order = probs.sort(dim=1, descending=True, stable=True)
-        probs = torch.zeros_like(probs).scatter_(1, order, filter_sorted(ordered, rows))
-    drawn = _invert(probs, point).squeeze(1)
-    return torch.where(hot, drawn, best)
+        ordered, order = torch.softmax(scaled.to(torch.float64), dim=1).sort(dim=1, descending=True, stable=True)
+        kept = torch.zeros_like(scaled, dtype=torch.bool).scatter_(1, order, filter_sorted(ordered, rows) > 0)
+        scaled = torch.where(kept | ~hot, scaled, -torch.inf)
+    return torch.where(hot, scaled + _noise(scaled, positions, rows), scaled).argmax(dim=1)
 
 
-def _invert(weights: torch.Tensor, point: torch.Tensor) -> torch.Tensor:
-    """int64 [N, 1]: first index whose cumulative weight exceeds point · total; a zero weight is never picked."""
-    cdf = weights.cumsum(dim=1)
-    return torch.searchsorted(cdf, point * cdf[:, -1:], right=True)
+def draft_scores(
+    logits: torch.Tensor, positions: torch.Tensor, rows: SamplingRows, token_ids: torch.Tensor | None = None
+) -> torch.Tensor:
+    """float32 [N, V], log-probabilities by which a draft picks its tokens: those of its logits [N, V], at a
+    temperature with the noise that the target's draw has. token_ids: int64 [V], the target's numbers of a draft's own
+    vocabulary."""
+    if not rows.greedy:
+        hot, scaled = _scaled(logits, rows)
+        logits = torch.where(hot, scaled + _noise(scaled, positions, rows, token_ids), scaled)
+    return torch.log_softmax(logits, dim=1)
+
+
+def _scaled(logits: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which rows are sampled, [N, 1], and the logits over their temperature."""
+    hot = (rows.temperature > 0).unsqueeze(1)
+    return hot, logits / torch.where(hot, rows.temperature.unsqueeze(1), 1.0)
+
+
+def _noise(
+    logits: torch.Tensor, positions: torch.Tensor, rows: SamplingRows, token_ids: torch.Tensor | None = None
+) -> torch.Tensor:
+    if token_ids is None:
+        token_ids = torch.arange(logits.shape[1], device=logits.device)
+    return gumbel(rows.seeds, positions, token_ids)

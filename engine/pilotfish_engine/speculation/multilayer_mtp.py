@@ -97,8 +97,9 @@ class MultiLayerProposer:
             if number > 0:
                 out = self._read_rows(number, rows, known - number, torch.stack(ids, dim=1), read)
                 read = torch.cat([self._carry[number, rows].unsqueeze(1), out], dim=1)
-                last = out[:, -1]
-            score, token = torch.log_softmax(self._target.logits(last), dim=1).max(dim=1)
+                last = out[:, -1].contiguous()
+            logits, to_come = self._target.logits(last), known + 1 + number
+            score, token = self._state.draft_scores(logits, rows, to_come, host_rows).max(dim=1)
             ids.append(token)
             scores.append(score + scores[-1] if scores else score)
         parents = torch.arange(-1, settings.num_steps - 1, device=rows.device).expand(rows.shape[0], -1)

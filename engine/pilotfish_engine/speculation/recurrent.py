@@ -66,6 +66,7 @@ class RecurrentProposer:
         self._head = head
         self._state = state
         self._topk = min(MAX_TOPK, head.vocab_size)
+        self._vocabulary = head.target_ids(torch.arange(head.vocab_size, device=state.device))
         self._lag = [0] * rows  # last known tokens that the head has not read, on the host,
         self._unread = torch.zeros(rows, dtype=torch.int64, device=state.device)  # and on the device
         dtype, device = self.kv.k.dtype, state.device
@@ -104,7 +105,7 @@ class RecurrentProposer:
         )
         out, hidden = self._head.forward(self._head.combine(self._head.features(target)), inputs, self.kv)
         last = (indptr[1:] - 1).to(torch.int64)
-        self._keep_best(rows, out[last], hidden[last])
+        self._keep_best(rows, [chunk.row for chunk in chunks], out[last], hidden[last])
 
     def propose(self, rows: Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:
         self._catch_up(rows, host_rows)
@@ -118,7 +119,8 @@ class RecurrentProposer:
             inputs = frontier.inputs(self._state, rows, first)
             out, hidden = self._head.forward(recurring.gather(1, came_from).flatten(0, 1), inputs, self.kv)
             recurring = hidden.view(len(host_rows), k, -1)
-            ids, scores = self._best(out, k)
+            token_rows = rows.repeat_interleave(k, output_size=len(host_rows) * k)
+            ids, scores = self._best(out, token_rows, inputs.positions + 2, host_rows, k)
             return ids.view(-1, k, k), scores.view(-1, k, k)
 
         return grow(self._next_ids[rows, :k], self._next_scores[rows, :k], settings.num_steps, run)
@@ -127,7 +129,7 @@ class RecurrentProposer:
         self, rows: Tensor, host_rows: Sequence[int], settings: Settings, verdict: Verdict, target: TargetHidden
     ) -> None:
         features = self._head.features(target)[verdict.flat]  # [B, D, feature_size]
-        self._read_last(rows, verdict.accept_lens, features)
+        self._read_last(rows, host_rows, verdict.accept_lens, features)
 
     def skipped(self, rows: Tensor, host_rows: Sequence[int], target: TargetHidden) -> None:
         position = self._state.seq_lens[rows] - 1
@@ -145,12 +147,12 @@ class RecurrentProposer:
         counts = self._unread[rows]
         offset = torch.arange(width, device=rows.device)
         position = (self._state.seq_lens[rows] - counts).unsqueeze(1) + offset
-        self._read_last(rows, counts, self._kept[rows.unsqueeze(1), position % CATCH_UP])
+        self._read_last(rows, host_rows, counts, self._kept[rows.unsqueeze(1), position % CATCH_UP])
         self._unread[rows] = 0
         for row in host_rows:
             self._lag[row] = 0
 
-    def _read_last(self, rows: Tensor, counts: Tensor, features: Tensor) -> None:
+    def _read_last(self, rows: Tensor, host_rows: Sequence[int], counts: Tensor, features: Tensor) -> None:
         """The head reads the last counts[i] ≤ D positions of each row (int64 [B]); features: [B, D, feature_size], of
         the first counts[i] of them in order, the rest is padding. 0 leaves a row as it is."""
         state, (batch, width) = self._state, features.shape[:2]
@@ -170,14 +172,21 @@ class RecurrentProposer:
         )
         out, hidden = self._head.forward(self._head.combine(features.flatten(0, 1)), inputs, self.kv)
         last = torch.arange(batch, device=rows.device) * width + (counts - 1).clamp_min(0)
-        self._keep_best(rows, out[last], hidden[last], counts > 0)
+        self._keep_best(rows, host_rows, out[last], hidden[last], counts > 0)
 
-    def _best(self, out: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        scores, ids = torch.log_softmax(self._head.logits(out), dim=1).topk(k, dim=1)
-        return self._head.target_ids(ids), scores
+    def _best(
+        self, out: Tensor, token_rows: Tensor, positions: Tensor, host_rows: Sequence[int], k: int
+    ) -> tuple[Tensor, Tensor]:
+        """The best k tokens for each of `positions`, and their log-probabilities, [N, k]."""
+        logits = self._head.logits(out)
+        offered = self._state.draft_scores(logits, token_rows, positions, host_rows, self._vocabulary)
+        scores, ids = offered.topk(k, dim=1)
+        return self._vocabulary[ids], scores
 
-    def _keep_best(self, rows: Tensor, out: Tensor, hidden: Tensor, changed: Tensor | None = None) -> None:
-        ids, scores = self._best(out, self._topk)
+    def _keep_best(
+        self, rows: Tensor, host_rows: Sequence[int], out: Tensor, hidden: Tensor, changed: Tensor | None = None
+    ) -> None:
+        ids, scores = self._best(out, rows, self._state.seq_lens[rows] + 1, host_rows, self._topk)
         if changed is not None:
             changed = changed.unsqueeze(1)
             ids = torch.where(changed, ids, self._next_ids[rows])

@@ -69,7 +69,7 @@ class StandaloneProposer:
             tree_mask=None,
         )
         hidden, _ = self._draft.forward(inputs, self.kv)
-        self._keep_best(rows, hidden[(indptr[1:] - 1).to(torch.int64)])
+        self._keep_best(rows, [chunk.row for chunk in chunks], hidden[(indptr[1:] - 1).to(torch.int64)])
         for chunk in chunks:
             self._lag[chunk.row] = 0 if chunk.last else -1
 
@@ -79,8 +79,10 @@ class StandaloneProposer:
         first = self._state.seq_lens[rows] + 1
 
         def run(frontier: Frontier) -> tuple[torch.Tensor, torch.Tensor]:
-            hidden, _ = self._draft.forward(frontier.inputs(self._state, rows, first), self.kv)
-            scores, ids = torch.log_softmax(self._draft.logits(hidden), dim=1).topk(k, dim=1)
+            inputs = frontier.inputs(self._state, rows, first)
+            hidden, _ = self._draft.forward(inputs, self.kv)
+            token_rows = rows.repeat_interleave(k, output_size=len(host_rows) * k)
+            scores, ids = self._best(hidden, token_rows, inputs.positions + 1, host_rows, k)
             return ids.view(-1, k, k), scores.view(-1, k, k)
 
         return grow(self._next_ids[rows, :k], self._next_scores[rows, :k], settings.num_steps, run)
@@ -88,7 +90,7 @@ class StandaloneProposer:
     def accepted(
         self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings, verdict: Verdict, target: TargetHidden
     ) -> None:
-        self._read_last(rows, verdict.accept_lens, verdict.path.shape[1])
+        self._read_last(rows, host_rows, verdict.accept_lens, verdict.path.shape[1])
 
     def skipped(self, rows: torch.Tensor, host_rows: Sequence[int], target: TargetHidden) -> None:
         for row in host_rows:
@@ -100,11 +102,11 @@ class StandaloneProposer:
         lags = [self._lag[row] for row in host_rows]
         if max(lags) == 0:
             return
-        self._read_last(rows, self._state.row_index(lags), max(lags))
+        self._read_last(rows, host_rows, self._state.row_index(lags), max(lags))
         for row in host_rows:
             self._lag[row] = 0
 
-    def _read_last(self, rows: torch.Tensor, counts: torch.Tensor, width: int) -> None:
+    def _read_last(self, rows: torch.Tensor, host_rows: Sequence[int], counts: torch.Tensor, width: int) -> None:
         """The draft reads the last counts[i] ≤ width known tokens of each row (int64 [B]); 0 leaves a row as it is."""
         state = self._state
         start = state.seq_lens[rows] + 1 - counts
@@ -124,10 +126,24 @@ class StandaloneProposer:
         )
         hidden, _ = self._draft.forward(inputs, self.kv)
         last = torch.arange(rows.shape[0], device=rows.device) * width + (counts - 1).clamp_min(0)
-        self._keep_best(rows, hidden[last], counts > 0)
+        self._keep_best(rows, host_rows, hidden[last], counts > 0)
 
-    def _keep_best(self, rows: torch.Tensor, hidden: torch.Tensor, changed: torch.Tensor | None = None) -> None:
-        scores, ids = torch.log_softmax(self._draft.logits(hidden), dim=1).topk(MAX_TOPK, dim=1)
+    def _best(
+        self, hidden: torch.Tensor, token_rows: torch.Tensor, positions: torch.Tensor, host_rows: Sequence[int], k: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities and ids of the best k tokens for each `positions`, [N, k]."""
+        logits = self._draft.logits(hidden)
+        scores, ids = self._state.draft_scores(logits, token_rows, positions, host_rows).topk(k, dim=1)
+        return scores, ids
+
+    def _keep_best(
+        self,
+        rows: torch.Tensor,
+        host_rows: Sequence[int],
+        hidden: torch.Tensor,
+        changed: torch.Tensor | None = None,
+    ) -> None:
+        scores, ids = self._best(hidden, rows, self._state.seq_lens[rows] + 1, host_rows, MAX_TOPK)
         if changed is not None:
             ids = torch.where(changed.unsqueeze(1), ids, self._next_ids[rows])
             scores = torch.where(changed.unsqueeze(1), scores, self._next_scores[rows])

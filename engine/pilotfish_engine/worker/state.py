@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from pilotfish_engine.errors import RequestError
-from pilotfish_engine.sampling.draw import SamplingRows, choose
+from pilotfish_engine.sampling.draw import SamplingRows, choose, draft_scores
 from pilotfish_engine.sampling.grammar_rows import GrammarRows
 from pilotfish_engine.sampling.processors import Paths, Processors
 from pilotfish_engine.types import Admission
@@ -123,6 +123,17 @@ class RequestState:
         to come. paths, allowed: as Processors.apply takes them."""
         processed = self._processors.apply(logits, token_rows, positions, host_rows, paths, allowed)
         return choose(processed, positions, self.sampling(token_rows, host_rows))
+
+    def draft_scores(
+        self,
+        logits: torch.Tensor,
+        token_rows: torch.Tensor,
+        positions: torch.Tensor,
+        host_rows: Sequence[int],
+        token_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """float32 [N, V] as sampling.draw gives them, for tokens at `positions` int64 [N] of rows int64 [N]."""
+        return draft_scores(logits, positions, self.sampling(token_rows, host_rows), token_ids)
 
     def scored(self, host_rows: Sequence[int]) -> bool:
         """Whether a row wants log-probabilities."""

@@ -65,6 +65,7 @@ def target_model() -> LlamaForCausalLM:
         embed[:, [FLAG, ONE]] = 1.0
         embed[0, FLAG] = -1.0
         model.lm_head.weight.mul_(2)
+        model.lm_head.weight[EOS].mul_(1.5)  # so that answers come to an end
         attention, slowest = model.model.layers[0].self_attn, HEAD_DIM // 2 - 1
         for weight, column in ((attention.q_proj.weight, ONE), (attention.k_proj.weight, FLAG)):
             heads = weight.view(-1, HEAD_DIM, HIDDEN)

@@ -1,13 +1,17 @@
-"""The draw: uniform numbers that are uniform and independent of order, and filters that never let a ruled-out token
-by."""
+"""The draw: noise that is what it should be, draws with the right probabilities, and filters that never let a ruled-out
+token by."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pilotfish_engine.sampling.draw import SamplingRows, choose, uniform
+from pilotfish_engine.sampling.draw import SamplingRows, choose, draft_scores, gumbel
 
 
 def rows(count: int, temperature=1.0, top_k=8, top_p=1.0, min_p=0.0, filtered=True) -> SamplingRows:
@@ -22,16 +26,60 @@ def rows(count: int, temperature=1.0, top_k=8, top_p=1.0, min_p=0.0, filtered=Tr
     )
 
 
-def test_uniform_numbers_fill_the_interval_evenly():
-    seeds = torch.arange(200).repeat_interleave(200)
-    drawn = uniform(seeds, torch.arange(200).repeat(200))
-    assert float(drawn.min()) >= 0
-    assert float(drawn.max()) < 1
-    counts = torch.histc(drawn, bins=20, min=0, max=1)
-    expected = len(drawn) / 20
-    assert float(((counts - expected) ** 2 / expected).sum()) < 60  # 19 degrees of freedom
-    pairs = torch.stack([drawn.view(200, 200)[:, :-1].flatten(), drawn.view(200, 200)[:, 1:].flatten()])
-    assert abs(float(torch.corrcoef(pairs)[0, 1])) < 0.02
+def test_the_noise_is_gumbel_s_and_independent():
+    noise = gumbel(torch.arange(300), torch.arange(300) * 7, torch.arange(2000))
+    assert float(noise.mean()) == pytest.approx(0.57722, abs=0.01)
+    assert float(noise.var()) == pytest.approx(math.pi**2 / 6, abs=0.02)
+    counts = torch.histc(torch.exp(-torch.exp(-noise.double())), bins=50, min=0, max=1)
+    expected = noise.numel() / 50
+    assert float(((counts - expected) ** 2 / expected).sum()) < 100  # 49 degrees of freedom
+    other_seeds = gumbel(torch.arange(300) + 1, torch.arange(300) * 7, torch.arange(2000))
+    for other in (noise.roll(1, 0), noise.roll(1, 1), other_seeds):
+        assert abs(float(torch.corrcoef(torch.stack([noise.flatten(), other.flatten()]))[0, 1])) < 0.006
+    some = torch.tensor([1999, 5, 700])
+    assert torch.equal(gumbel(torch.tensor([9]), torch.tensor([63]), some), noise[9:10, some])
+
+
+def test_draws_have_the_probabilities_of_the_logits():
+    probs, count = torch.tensor([0.5, 0.3, 0.15, 0.04, 0.009, 0.001]), 200_000
+    positions = torch.arange(count)
+    parameters = rows(1, top_k=6, filtered=False)
+    expanded = replace(
+        parameters,
+        **{n: getattr(parameters, n).expand(count) for n in ("temperature", "top_k", "top_p", "min_p", "seeds")},
+    )
+    drawn = choose(probs.log().expand(count, -1), positions, expanded)
+    expected = probs.double() * count
+    assert float(((torch.bincount(drawn, minlength=6) - expected) ** 2 / expected).sum()) < 20  # 5 degrees of freedom
+
+
+def test_a_draft_with_the_target_s_noise_nearly_reaches_what_any_rule_could_accept():
+    """The ratio rule accepts a sampled draft with the sum of min(p, q), the most that is possible; a draft that takes
+    its most probable token, with p of it. Sharing the noise guarantees (1 − d) / (1 + d), d the distance of p and q."""
+    generator = torch.Generator().manual_seed(3)
+    target = 2.5 * torch.randn(4000, 50, generator=generator)
+    draft = target + 0.7 * torch.randn(4000, 50, generator=generator)
+    parameters = rows(4000, top_k=50, filtered=False)
+    positions = torch.arange(4000)
+    agreed = draft_scores(draft, positions, parameters).argmax(1) == choose(target, positions, parameters)
+    p, q = torch.softmax(target, 1), torch.softmax(draft, 1)
+    possible = float(torch.minimum(p, q).sum(1).mean())
+    distance = 1 - torch.minimum(p, q).sum(1)
+    shared = float(agreed.double().mean())
+    assert shared > float(((1 - distance) / (1 + distance)).mean()) - 0.02
+    assert 0.93 * possible < shared < possible + 0.02
+    assert shared > float(p.gather(1, q.argmax(1, keepdim=True)).mean()) + 0.05
+
+
+def test_a_greedy_draft_is_that_of_its_logits_whatever_its_neighbours_are():
+    logits = torch.randn(3, 8, generator=torch.Generator().manual_seed(4))
+    parameters = rows(3, filtered=False)
+    parameters.temperature[1] = 0.0
+    scores = draft_scores(logits, torch.arange(3), parameters)
+    torch.testing.assert_close(scores[1], torch.log_softmax(logits, 1)[1])
+    own = torch.tensor([7, 3, 0, 1, 6, 5, 4, 2])  # a draft vocabulary in another order draws the same tokens
+    reordered = draft_scores(logits[:, own], torch.arange(3), parameters, own)
+    torch.testing.assert_close(reordered, scores[:, own])
 
 
 @settings(deadline=None)
