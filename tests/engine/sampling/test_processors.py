@@ -64,7 +64,7 @@ def batches(draw):
 
 
 def path(tree, node):
-    tokens = []
+    tokens: list[int] = []
     while node:
         node, token = tree[node][0], tree[node][1]
         tokens.insert(0, token)
@@ -78,7 +78,10 @@ def admit(processors, batch):
 
 def flatten(batch):
     """The trees' nodes one after another, as one pass has them: rows, positions, paths."""
-    rows, positions, token_ids, parents = [], [], [], []
+    rows: list[int] = []
+    positions: list[int] = []
+    token_ids: list[int] = []
+    parents: list[int] = []
     for row, _, prompt, answer, _, tree in batch:
         first = len(rows)
         for node, (parent, token) in enumerate(tree):
