@@ -38,10 +38,11 @@ def indexed(documents: list[str]) -> ngram_matcher.Corpus | None:
 @given(states(), st.integers(1, 8), st.integers(1, 8), DOCUMENTS, st.sampled_from([1 << 22, 64, 17]))
 def test_both_matchers_are_one(state, topk, num_steps, documents, at_once):
     corpus = indexed(documents)
-    expected = ngram_matcher.drafts(*state, topk, num_steps, corpus)
+    tokens, seq_lens, rows = state
+    expected = ngram_matcher.drafts(tokens, seq_lens, rows, topk, num_steps, corpus)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ngram_tensors, "AT_ONCE", at_once)  # the rows are looked at in pieces, whose seams must not show
-        found = ngram_tensors.drafts(*state, topk, num_steps, corpus)
+        found = ngram_tensors.drafts(tokens, seq_lens, rows, topk, num_steps, corpus)
     assert torch.equal(found.token_ids, expected.token_ids)
     assert torch.equal(found.parents, expected.parents)
     assert torch.equal(found.scores, expected.scores)
@@ -60,3 +61,30 @@ def test_nothing_in_it_needs_the_host(monkeypatch, topk, num_steps, documents):
     monkeypatch.undo()
     assert (found.scores[0].max() > float("-inf")) == bool(documents)  # one known token repeats nothing of its own
     assert found.scores[1:].max(dim=1).values.min() > float("-inf")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("documents", [[], ["abcabd" * 9, "bcda", "dddddabcd"]])
+@pytest.mark.parametrize(("topk", "num_steps"), [(1, 4), (4, 4), (8, 8)])
+def test_a_graph_of_it_on_a_gpu_gives_what_the_cpu_gives(topk, num_steps, documents):
+    generator = torch.Generator().manual_seed(topk)
+    corpus, rows = indexed(documents), torch.tensor([3, 0, 5, 1])
+    there = corpus and ngram_matcher.Corpus(corpus.tokens.cuda(), corpus.order.cuda())
+    text = torch.zeros(6, SPAN, dtype=torch.int64, device="cuda")
+    lens, which = text[:, 0].clone(), rows.cuda()
+    with torch.inference_mode():
+        ngram_tensors.drafts(text, lens, which, topk, num_steps, there)  # libraries make their workspaces
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = ngram_tensors.drafts(text, lens, which, topk, num_steps, there)
+        for letters in (1, 2, 4, 9) * 5:
+            tokens = torch.randint(0, letters, (6, SPAN), generator=generator)
+            seq_lens = torch.randint(0, SPAN, (6,), generator=generator)
+            text.copy_(tokens)
+            lens.copy_(seq_lens)
+            graph.replay()
+            expected = ngram_matcher.drafts(tokens, seq_lens, rows, topk, num_steps, corpus)
+            assert torch.equal(found.token_ids.cpu(), expected.token_ids)
+            assert torch.equal(found.parents.cpu(), expected.parents)
+            assert torch.equal(found.scores.cpu(), expected.scores)
