@@ -9,36 +9,39 @@ import pytest
 import torch
 
 from pilotfish_engine.contract.speculation import PLAIN, Settings
-from tests.engine.conformance.conftest import checkpoints, engine, prompts, reference  # noqa: F401 (fixtures)
-from tests.engine.conformance.harness import Harness, fixed
+from tests.engine.conformance.conftest import checkpoints, engine, prompts, settings_of, target  # noqa: F401 (fixtures)
+from tests.engine.conformance.harness import NUM_STEPS, Harness, fixed
 
 ROWS = [0, 1, 2]
 STEPS = 5
 
 
-def started(parts, num_steps, topk):
+def started(parts, num_steps, topk, temperature):
     """Three requests whose prompts are through, and the state after that."""
     harness = Harness(parts)
     harness.scheduler.set_envelope(fixed(num_steps, topk))
     for prompt in prompts(3, seed=51):
-        harness.submit(prompt, max_tokens=60, ignore_eos=True)
+        harness.submit(prompt, max_tokens=60, ignore_eos=True, temperature=temperature, seed=7)
     harness.scheduler._admit()
     harness.scheduler._extend()
     return parts.step.state
 
 
-@pytest.mark.parametrize(("num_steps", "topk"), [(0, 1), (4, 1), (4, 4)])
-def test_a_step_is_one_graph(engine, num_steps, topk):  # noqa: F811
-    parts = engine("STANDALONE", "near", 16)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    ("method", "draft", "num_steps", "topk"), settings_of([(0, 1), (NUM_STEPS, 1), (NUM_STEPS, 4)], "equal", "random")
+)
+def test_a_step_is_one_graph(engine, method, draft, num_steps, topk, temperature):  # noqa: F811
+    parts = engine(method, draft, 16)
     settings = PLAIN if num_steps == 0 else Settings(num_steps=num_steps, topk=topk, num_draft_tokens=8)
-    state = started(parts, num_steps, topk)
+    state = started(parts, num_steps, topk, temperature)
     rows = state.row_index(ROWS)
     eager = []
     with torch.inference_mode():
         for _ in range(STEPS):
             result = parts.step(rows, ROWS, settings)
             eager.append((result.next_token_ids.tolist(), result.accept_lens.tolist()))
-        started(parts, num_steps, topk)
+        started(parts, num_steps, topk, temperature)
         side = torch.cuda.Stream()
         with torch.cuda.stream(side):
             parts.step(rows, ROWS, settings)  # warm-up: libraries make their workspaces
@@ -46,7 +49,7 @@ def test_a_step_is_one_graph(engine, num_steps, topk):  # noqa: F811
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             result = parts.step(rows, ROWS, settings)
-        started(parts, num_steps, topk)  # warm-up has moved the state on
+        started(parts, num_steps, topk, temperature)  # warm-up has moved the state on
         replayed = []
         for _ in range(STEPS):
             graph.replay()
