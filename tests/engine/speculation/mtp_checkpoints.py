@@ -26,13 +26,14 @@ from transformers import (
     Qwen3NextForCausalLM,
 )
 
-NUM_LAYERS, HIDDEN, VOCAB, EPS = 2, 32, 61, 1e-5
+NUM_LAYERS, HIDDEN, VOCAB, EPS = 2, 32, 64, 1e-5  # sizes that the fast kernels take, too
 COMMON: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": HIDDEN,
     "intermediate_size": 48,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
+    "head_dim": 16,
     "max_position_embeddings": 128,
     "initializer_range": 0.25,
     "rms_norm_eps": EPS,
@@ -77,19 +78,19 @@ KINDS = {
     "deepseek": Kind(
         DeepseekV3ForCausalLM, DeepseekV3Config,
         EXPERTS | {
-            "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8,
+            "head_dim": 8, "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8,
             "qk_nope_head_dim": 12, "v_head_dim": 12,
         },
         "DeepseekV3ForCausalLM", *NEXTN,
     ),
     "glm": Kind(
-        Glm4MoeForCausalLM, Glm4MoeConfig, EXPERTS | {"head_dim": 16, "use_qk_norm": True},
+        Glm4MoeForCausalLM, Glm4MoeConfig, EXPERTS | {"use_qk_norm": True},
         "Glm4MoeForCausalLM", *NEXTN,
     ),
     "qwen": Kind(
         Qwen3NextForCausalLM, Qwen3NextConfig,
         {
-            "head_dim": 16, "layer_types": ["full_attention"] * (NUM_LAYERS + 1), "num_experts": 4,
+            "layer_types": ["full_attention"] * (NUM_LAYERS + 1), "num_experts": 4,
             "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
         },
         "Qwen3NextForCausalLM", "mtp.", ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
