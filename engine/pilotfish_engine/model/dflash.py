@@ -143,7 +143,8 @@ def read_shape(folder: SafetensorsFolder) -> DFlashShape:
 
 
 def check_files(folder: SafetensorsFolder, shape: DFlashShape) -> None:
-    """Raises CheckpointError unless the files hold exactly the tensors that the config asks for."""
+    """Raises CheckpointError unless the files hold exactly the tensors that the config asks for, and map the tokens of
+    a vocabulary of their own to different ones of the target's."""
     found = folder.tensor_shapes
     expected = dict(shape.weight_shapes(found))
     if shape.cuts_vocabulary:
@@ -151,6 +152,7 @@ def check_files(folder: SafetensorsFolder, shape: DFlashShape) -> None:
         if TO_DRAFT in found:
             expected[TO_DRAFT] = (shape.layers.vocab_size,)
     check_tensor_shapes(folder.path, found, expected, shape.layers.architecture)
+    _to_target(folder, shape)
 
 
 class ContextKV:
@@ -201,7 +203,7 @@ class DFlashDraft:
 
 def load(folder: SafetensorsFolder, shape: DFlashShape, target: Decoder, max_positions: int) -> DFlashDraft:
     """The draft in the target's dtype and on its device; what it has not of its own it shares. `check_files` has
-    passed. Raises CheckpointError."""
+    passed."""
     shapes = dict(shape.weight_shapes(folder.tensor_shapes))
     weights = Weights(folder, shapes, target.dtype, target.device)
     sizes = shape.layers
@@ -217,12 +219,15 @@ def load(folder: SafetensorsFolder, shape: DFlashShape, target: Decoder, max_pos
     for layer in layers:
         assert isinstance(layer.attention, GroupedQueryAttention), "Qwen3's layers have no other"
         context.append(ContextKV(layer.attention, sizes.q_size))
-    to_target = _to_target(folder, shape).to(target.device) if shape.cuts_vocabulary else None
-    return DFlashDraft(Decoder(sizes, embed, layers, norm, head), context, fc, hidden_norm, to_target)
+    to_target = _to_target(folder, shape)
+    decoder = Decoder(sizes, embed, layers, norm, head)
+    return DFlashDraft(decoder, context, fc, hidden_norm, None if to_target is None else to_target.to(target.device))
 
 
-def _to_target(folder: SafetensorsFolder, shape: DFlashShape) -> Tensor:
-    """int64 [draft vocabulary]: the target's number of each token of the draft."""
+def _to_target(folder: SafetensorsFolder, shape: DFlashShape) -> Tensor | None:
+    """int64 [draft vocabulary]: the target's number of each token of the draft, None where they are the same."""
+    if not shape.cuts_vocabulary:
+        return None
     offsets = folder.read_raw(TO_TARGET)
     if offsets.dtype is not torch.int64:
         raise CheckpointError(f"{folder.path}: tensor {TO_TARGET} is {offsets.dtype}; int64 would work")

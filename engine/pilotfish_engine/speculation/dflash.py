@@ -13,6 +13,7 @@ path's probability is the product of its tokens'.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -152,7 +153,9 @@ def _folder(models: Models) -> SafetensorsFolder:
 
 
 def recognises(models: Models) -> bool:
-    return models.draft is not None and models.draft.is_dir() and model.is_of_family(_folder(models).config)
+    with suppress(CheckpointError):  # nothing of this kind; another method may know it
+        return models.draft is not None and model.is_of_family(_folder(models).config)
+    return False
 
 
 def check(models: Models, envelope: Envelope) -> None:

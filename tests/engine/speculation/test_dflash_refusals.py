@@ -12,10 +12,9 @@ import torch
 from pilotfish_engine.contract.speculation import Envelope
 from pilotfish_engine.engine import check_vocabulary
 from pilotfish_engine.errors import CheckpointError, UsageError
-from pilotfish_engine.model.loading import load, read_shape
+from pilotfish_engine.model.loading import read_shape
 from pilotfish_engine.speculation import dflash
-from pilotfish_engine.speculation.proposer import Models, ProposerContext
-from pilotfish_engine.worker.state import RequestState
+from pilotfish_engine.speculation.proposer import Models
 from tests.engine.speculation.block_drafts import BlockDraft, block_draft, tiny_target
 
 VOCAB = 8
@@ -139,13 +138,13 @@ def test_refused(target, tmp_path, monkeypatch, name):
     change, sentence = REFUSED[name]
     draft = block_draft(VOCAB)
     change(draft)
-    monkeypatch.setattr("pilotfish_engine.model.safetensors_checkpoint.SafetensorsFolder.read_raw", refuse)
+    monkeypatch.setattr("pilotfish_engine.model.safetensors_checkpoint.SafetensorsFolder.read", refuse)
     with pytest.raises(UsageError, match=sentence):
         dflash.check(models(target, draft.save(tmp_path / "draft")), envelope())
 
 
 def refuse(*_: object) -> None:
-    raise AssertionError("a tensor's data was read")
+    raise AssertionError("a weight was read")
 
 
 def test_a_file_is_not_a_draft(target, tmp_path):
@@ -170,18 +169,15 @@ def test_more_children_than_the_draft_knows(target, tmp_path):
         ([0, 0, 0, 0, 4], r"maps 5 tokens to 5 ones from 0 to 8; as many from 0 to 7 would work"),
         ([-1, 0, 0, 0, 0], r"maps 5 tokens to 5 ones from -1 to 4"),
         ([1, 0, 0, 0, 0], r"maps 5 tokens to 4 ones from 1 to 4"),
+        ([0.0, 0.0, 0.0, 0.0, 0.0], r"tensor d2t is torch.float32; int64 would work"),
     ],
 )
 def test_a_map_to_tokens_that_there_are_not(target, tmp_path, offsets, sentence):
     draft = block_draft(VOCAB)
     cut_vocabulary(draft)
     draft.tensors["d2t"] = torch.tensor(offsets)
-    judged = models(target, draft.save(tmp_path / "draft"))
-    dflash.check(judged, envelope())
-    state = RequestState(1, 32, 16, 66, VOCAB, torch.device("cpu"))
-    context = ProposerContext(judged, load(target, torch.float32), state, 4, 16, torch.float32)
     with pytest.raises(CheckpointError, match=sentence):
-        dflash.build(context)
+        dflash.check(models(target, draft.save(tmp_path / "draft")), envelope())
 
 
 def test_what_is_recognised(target, tmp_path):
