@@ -24,6 +24,8 @@ from pilotfish_engine.config import CapacityConfig, EngineConfig, ModelConfig, S
 from pilotfish_engine.contract.speculation import Envelope, EnvelopeUpdate
 from pilotfish_engine.engine import Parts, assemble
 from pilotfish_engine.messages import SamplingParams, Submit
+from pilotfish_engine.model.attention import GroupedQueryAttention
+from pilotfish_engine.model.layers import GatedMLP
 from pilotfish_engine.model.linear import Linear
 from pilotfish_engine.scheduler.scheduler import Scheduler
 from pilotfish_engine.source import resolve
@@ -97,8 +99,12 @@ def torch_linear(x: torch.Tensor, layer: Linear) -> torch.Tensor:
 def linear_rate(parts: Parts, batch: int, apply: Callable[[torch.Tensor, Linear], torch.Tensor]) -> float:
     """Tokens/s of the model's linear layers alone, `batch` rows at a time."""
     decoder = parts.step.target
-    groups = [[layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down] for layer in decoder.layers]
-    linears = [linear for group in groups for linear in group] + [decoder.lm_head]
+    linears = [decoder.lm_head]
+    for layer in decoder.layers:
+        attention, mlp = layer.attention, layer.mlp
+        assert isinstance(attention, GroupedQueryAttention), "SmolLM2 is a Llama"
+        assert isinstance(mlp, GatedMLP), "SmolLM2 is a Llama"
+        linears += [attention.qkv, attention.out, mlp.gate_up, mlp.down]
     inputs = {width: torch.randn(batch, width, dtype=decoder.dtype) for width in {x.weight.shape[1] for x in linears}}
     best = float("inf")
     with torch.inference_mode():

@@ -12,9 +12,9 @@ from pydantic import ConfigDict, Field, WithJsonSchema
 
 from pilotfish_operator.schema import AutoOrSize, Free, Part, Quantity, Source, duration_schema, rule, rules
 
-Method = Literal["None", "NGRAM", "STANDALONE", "EAGLE", "EAGLE3", "MTP", "Auto"]
-NEEDS_DRAFT = ("STANDALONE", "EAGLE", "EAGLE3")
-FORBIDS_DRAFT = ("None", "NGRAM", "MTP")
+Method = Literal["None", "NGRAM", "STANDALONE", "EAGLE", "EAGLE3", "MTP", "DFLASH", "Auto"]
+NEEDS_DRAFT = ("STANDALONE", "EAGLE", "EAGLE3", "DFLASH")
+FORBIDS_DRAFT = ("None", "NGRAM")
 
 
 class SecretKey(Part):
@@ -65,10 +65,10 @@ class Speculation(Part):
     method: Method = Field(
         "Auto",
         description="None (plain decoding), NGRAM (copies from the text so far), STANDALONE (a "
-        "small model of the same vocabulary), EAGLE, EAGLE3, MTP, or Auto: what the model and the draft "
-        "hold. Default: Auto.",
+        "small model of the same vocabulary), EAGLE, EAGLE3, MTP (heads in the model's checkpoint, or in a "
+        "draft's), DFLASH (drafts a block at once), or Auto: what the model and the draft hold. Default: Auto.",
     )
-    draft: Draft | None = Field(None, description="Draft model; STANDALONE, EAGLE and EAGLE3 need one.")
+    draft: Draft | None = Field(None, description="Draft model; STANDALONE, EAGLE, EAGLE3 and DFLASH need one.")
     tuning: Literal["Adaptive", "Fixed"] = Field(
         "Adaptive",
         description="Adaptive: settings move with load and "
