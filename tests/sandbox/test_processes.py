@@ -217,7 +217,7 @@ def test_a_killed_process_is_noticed_at_once_and_started_again(cluster: Cluster,
     started = time.monotonic()
     os.kill(pid if victim == "program" else found.parent, signal.SIGKILL)
     eventually(lambda: "running" not in (s := main(cluster, "killed"))["state"] or s["restartCount"])
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 3
     eventually(lambda: main(cluster, "killed")["restartCount"] == 1)
     terminated = main(cluster, "killed")["lastState"]["terminated"]
     assert (terminated["exitCode"], terminated["signal"]) == (137, 9)
