@@ -18,19 +18,22 @@ from pilotfish_engine.contract.speculation import CostProfile
 from pilotfish_engine.core import CONFIG
 from pilotfish_engine.engine import Parts, assemble
 from pilotfish_engine.model.parallel import Ranks
+from pilotfish_engine.scheduler.scheduler import Scheduler
 from pilotfish_engine.scheduler.steps import committed
 from pilotfish_engine.worker.ranks import Followers, Leader, Load
 from tests.engine.conformance import models
 from tests.engine.conformance.conftest import prompts, variants
 from tests.engine.conformance.harness import NUM_STEPS, Harness, configuration, fixed
+from tests.engine.conformance.test_processors import GRAMMARS, LONE_DIGITS
 
 PROFILE = CostProfile(verify_ms=((1, 1.0),))
-BATCH = prompts(4, seed=61, shortest=20)
+BATCH = prompts(5, seed=61, shortest=20)
 PARAMS: list[dict[str, Any]] = [
     {},
     {"temperature": 0.8, "seed": 5, "top_k": 20, "logprobs": 2},
     {"frequency_penalty": 0.6, "logit_bias": ((7, 2.0),)},
     {"temperature": 1.1, "seed": 6, "top_p": 0.9},
+    {"grammar": LONE_DIGITS, "min_tokens": 16},
 ]
 
 
@@ -79,9 +82,10 @@ def two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def story(parts: Parts, settings: Sequence[tuple[int, int]], overlap: bool) -> tuple[Harness, list[list[int]]]:
-    """Chunked prompts, a prefix hit, greedy and seeded requests side by side, a retraction, and each of `settings` in
-    turn."""
-    harness = Harness(parts, chunk_size=24, overlap=overlap)
+    """Chunked prompts, a prefix hit, greedy, seeded and ruled requests side by side, a retraction, and each of
+    `settings` in turn."""
+    harness = Harness(parts)
+    harness.scheduler = Scheduler(harness.worker, 24, None, overlap, grammars=GRAMMARS.compile)
     harness.scheduler.set_envelope(fixed(*settings[0]))
     first = harness.submit(BATCH[0], max_tokens=2, ignore_eos=True)
     harness.drain()
