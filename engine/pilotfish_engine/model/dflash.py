@@ -168,7 +168,7 @@ class ContextKV:
     def write(self, x: Tensor, positions: Tensor, slots: Tensor, kv: KVCache, layer: int) -> None:
         """x [N, H] at these positions goes to these slots, int64 [N]."""
         k, v = self._kv(x).chunk(2, dim=1)
-        normed = self._k_norm(k.reshape(-1, self._cos_sin.shape[1])).view(k.shape)
+        normed = self._k_norm(k.contiguous().view(-1, self._cos_sin.shape[1])).view(k.shape)
         rows = torch.cat([normed, v], dim=1)  # what rope_and_write takes for Q, K and V without heads of Q
         kernels.rope_and_write(rows, positions, self._cos_sin, slots, kv.k[layer], kv.v[layer])
 

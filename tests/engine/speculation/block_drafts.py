@@ -172,3 +172,59 @@ def outputs(target: LlamaForCausalLM, layers: Sequence[int]) -> Iterator[dict[in
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def copying_pair(period: int) -> tuple[LlamaForCausalLM, BlockDraft]:
+    """A target that says again what stood `period` places before, and a draft that does the same for each place of its
+    block, as long as that place is before the block: it is always right, and only if every context row is.
+
+    Half of a hidden state is the token itself (one dimension each, and one that is always there), the other half the
+    token copied by attention, which one head sees at exactly one distance: there all its pairs turn to the same angle.
+    """
+    half, vocab_size, always, theta = 32, 24, 31, 50.0
+    angles = 1 / theta ** (torch.arange(16) / 16)
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=2 * half,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=half,
+        rope_parameters={"rope_type": "default", "rope_theta": theta},
+        tie_word_embeddings=False,
+        eos_token_id=1,
+    )
+    target = LlamaForCausalLM(config).eval()
+    eye, nothing = torch.eye(half), torch.zeros(half, half)
+
+    def at_distance(distance: int, strength: float) -> dict[str, Tensor]:
+        """Weights of the head that sees the token there, and puts it into the other half."""
+        q, k = torch.zeros(half, 2 * half), torch.zeros(half, 2 * half)
+        q[:16, always] = strength
+        k[:16, always], k[16:, always] = (distance * angles).cos() * strength, (distance * angles).sin() * strength
+        into_other_half = torch.cat([nothing, eye])
+        return {"q_proj": q, "k_proj": k, "v_proj": torch.cat([eye, nothing], dim=1), "o_proj": into_other_half}
+
+    with torch.no_grad():
+        for weight in target.parameters():
+            if weight.dim() == 2:
+                weight.zero_()
+        embed, head = target.model.embed_tokens.weight, target.lm_head.weight
+        embed[:, always] = 1.0
+        for token in range(vocab_size):
+            embed[token, token], head[token, half + token] = 1.0, 1.0
+        for name, weight in at_distance(period - 1, 3.0).items():
+            getattr(target.model.layers[0].self_attn, name).weight.copy_(weight)
+    draft = block_draft(vocab_size, outputs_of=[0], num_layers=1)
+    sizes = {"hidden_size": 2 * half, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": half}
+    draft.config |= {**sizes, "intermediate_size": 16, "rope_theta": theta}
+    ones = torch.ones(2 * half)
+    layer = {f"self_attn.{name}.weight": weight for name, weight in at_distance(period, 1.0).items()}
+    layer |= {"self_attn.q_norm.weight": 9 * torch.ones(half), "self_attn.k_norm.weight": 9 * torch.ones(half)}
+    layer |= {f"mlp.{name}_proj.weight": torch.zeros(16, 2 * half) for name in ("gate", "up")}
+    layer |= {"mlp.down_proj.weight": torch.zeros(2 * half, 16)}
+    layer |= {f"{name}_layernorm.weight": ones.clone() for name in ("input", "post_attention")}
+    draft.tensors = {f"layers.0.{name}": weight for name, weight in layer.items()}
+    draft.tensors |= {"fc.weight": torch.eye(2 * half), "hidden_norm.weight": ones.clone(), "norm.weight": ones.clone()}
+    return target, draft

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,10 +15,11 @@ from pilotfish_engine.engine import Parts
 from pilotfish_engine.errors import EnvelopeError
 from pilotfish_engine.speculation.dflash import DFlashProposer
 from tests.engine.conformance.harness import Harness, fixed, load
-from tests.engine.speculation.block_drafts import BlockDraft, block_draft, reference_logits, tiny_target
+from tests.engine.speculation.block_drafts import BlockDraft, block_draft, copying_pair, reference_logits, tiny_target
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the reference library's own
 
+PERIOD = 7
 VOCAB = 8  # few enough for a random draft to be right now and then
 PROMPTS = [[5, 2, 7, 2, 6, 4, 2, 5, 0, 6, 7], [4], [6, 6, 2, 7, 5, 4, 4, 2, 0, 0, 5, 7, 6, 2, 7, 2, 4, 5, 6]]
 
@@ -198,21 +199,49 @@ def test_context_after_a_retraction(engine, target, monkeypatch):
     recorded.check(target, DRAFTS["plain"])
 
 
-def test_a_draft_that_knows_what_comes_is_always_accepted(tmp_path: Path):
-    """The target says one token whatever it reads, since its layers add nothing and its embedding is one vector; so do
-    the draft's, and it shares the rest."""
-    target, draft = tiny_target(VOCAB), block_draft(VOCAB)
-    with torch.no_grad():
-        target.model.embed_tokens.weight.copy_(torch.randn(32).expand(VOCAB, 32))
-        for name, tensor in [*target.named_parameters(), *draft.tensors.items()]:
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
-                tensor.zero_()
-        draft.tensors["norm.weight"].copy_(target.model.norm.weight)
-    target.save_pretrained(tmp_path / "target")
-    harness = Harness(load(tmp_path / "target", "DFLASH", draft.save(tmp_path / "draft"), 16))
+@pytest.fixture(scope="module")
+def copying(tmp_path_factory: pytest.TempPathFactory) -> tuple[LlamaForCausalLM, Callable[[int], Parts]]:
+    folder = tmp_path_factory.mktemp("copying")
+    target, draft = copying_pair(PERIOD)
+    target.save_pretrained(folder / "target")
+    draft.save(folder / "draft")
+    return target, cache(lambda page_size: load(folder / "target", "DFLASH", folder / "draft", page_size))
+
+
+@pytest.mark.parametrize("disturbed", ["", "chunks", "prefix hit", "retracted", "disabled", "disabled for long"])
+@pytest.mark.parametrize(("page_size", "overlap"), [(1, True), (16, False), (16, True)])
+def test_a_draft_that_is_right_is_always_accepted(copying, page_size, overlap, disturbed):
+    """One that looks for each token at a certain place of the context, as the target does."""
+    target, engine = copying
+    harness = Harness(engine(page_size), 5 if disturbed == "chunks" else 512, overlap)
     harness.scheduler.set_envelope(fixed(4, 1))
-    answers = harness.run(PROMPTS, max_tokens=30, ignore_eos=True)
-    assert len({token for answer in answers for token in answer}) == 1
+    prompt = torch.randint(4, 24, (30,), generator=torch.Generator().manual_seed(1)).tolist()
+    prompts = [prompt, prompt[5:14]]
+    if disturbed == "prefix hit":
+        harness.run([[*prompt, 3]], max_tokens=2)
+    ids = [harness.submit(each, max_tokens=45, ignore_eos=True) for each in prompts]
+    if disturbed:
+        for _ in range(3):
+            harness.step()
+    if disturbed == "retracted":
+        harness.scheduler.retract_latest()
+        harness.scheduler.retract_latest()
+    if disturbed.startswith("disabled"):
+        harness.scheduler.set_envelope(fixed(0, 1))
+        for _ in range(19 if disturbed.endswith("long") else 7):
+            harness.step()
+        harness.scheduler.set_envelope(fixed(4, 1))
+    harness.worker.steps.clear()
+    harness.drain()
+    for request_id, each in zip(ids, prompts, strict=True):
+        answer = harness.answers[request_id].token_ids
+        assert answer == greedy(target, each, 45)
+        assert answer == [(each[-PERIOD:] * 7)[i] for i in range(45)]
+    if disturbed == "prefix hit":
+        last = harness.answers[ids[0]].last
+        assert last is not None
+        assert last.cached_tokens >= 16
+    assert harness.worker.steps
     for _, result in harness.worker.steps:
         assert set(result.accept_lens.tolist()) == {5}
 
