@@ -6,6 +6,7 @@ safetensors only: the `pytorch_model.bin` that some of these checkpoints come as
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -20,6 +21,15 @@ from pilotfish_engine.model.safetensors_checkpoint import SafetensorsFolder
 # what some checkpoints carry beside the head, for training
 UNUSED = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")
 FIRST_LAYER = "midlayer."  # SafeAILab's and SGLang's name of layers.0; such a head has no other
+
+
+def head_method(path: Path) -> Method | None:
+    """Whose head it is; None: nobody's that is known here. Of weights that cannot be read the config alone is asked."""
+    with suppress(CheckpointError):
+        return HeadCheckpoint(path).method
+    with suppress(CheckpointError):
+        return method_of(SafetensorsFolder(path).config, {})
+    return None
 
 
 class HeadCheckpoint:

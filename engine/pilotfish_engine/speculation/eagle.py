@@ -5,12 +5,10 @@ What a checkpoint must be, and how it must fit the target, is the same for EAGLE
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from pilotfish_engine.contract.speculation import Envelope
-from pilotfish_engine.errors import CheckpointError, MethodError
+from pilotfish_engine.errors import MethodError
 from pilotfish_engine.model.eagle import load_head
-from pilotfish_engine.model.eagle_checkpoint import HeadCheckpoint
+from pilotfish_engine.model.eagle_checkpoint import HeadCheckpoint, head_method
 from pilotfish_engine.model.eagle_shape import METHODS, HeadShape, Method
 from pilotfish_engine.speculation.proposer import Models, ProposerContext
 from pilotfish_engine.speculation.recurrent import RecurrentProposer
@@ -31,9 +29,7 @@ def build(context: ProposerContext) -> RecurrentProposer:
 
 
 def is_head(models: Models, method: Method) -> bool:
-    with suppress(CheckpointError):  # nothing of this kind; another method may know it
-        return models.draft is not None and HeadCheckpoint(models.draft).method == method
-    return False
+    return models.draft is not None and head_method(models.draft) == method
 
 
 def check_head(models: Models, envelope: Envelope, method: Method) -> None:

@@ -21,6 +21,11 @@ def of_speculators(name: str) -> str:
     return name.replace("fc.", "fusion_fc.").replace("layers.0.", "transformer.")
 
 
+def unbiased(head: Head) -> Head:
+    head.weights = {name: tensor for name, tensor in head.weights.items() if not name.endswith("_proj.bias")}
+    return head
+
+
 def vllm_eagle(target: LlamaForCausalLM) -> Head:
     head = eagle(target)
     layers = head.config | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
@@ -52,6 +57,7 @@ FORMATS: dict[str, Callable[[LlamaForCausalLM], Head]] = {
     "EAGLE of speculators": speculators_eagle,
     "EAGLE of two layers": lambda t: eagle(t, layers=2),
     "EAGLE of Qwen2": lambda t: eagle(t, family="qwen2", architectures=["Qwen2ForCausalLMEagle"]),
+    "EAGLE of Qwen2 without biases": lambda t: unbiased(eagle(t, family="qwen2")),
     # SafeAILab's own, with the number of layers of its target in the config (EAGLE3-Vicuna1.3-13B)
     "EAGLE-3": lambda t: eagle3(t, architectures=["LlamaForCausalLM"], num_hidden_layers=40),
     "EAGLE-3 of SpecForge": lambda t: eagle3(

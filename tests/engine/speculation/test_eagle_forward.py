@@ -252,6 +252,9 @@ def test_only_heads_are_recognised(target: LlamaForCausalLM, folder: Path, tmp_p
     assert methods(reference.eagle3(target).write(tmp_path / "b")) == ["eagle3"]
     assert methods(folder) == []
     assert methods(tmp_path / "absent") == []
+    broken = reference.eagle3(target).write(tmp_path / "d")
+    (broken / "model.safetensors").write_bytes(b"broken")
+    assert methods(broken) == ["eagle3"], "so that what is wrong with it is said"
     parallel = reference.as_speculators(reference.eagle3(target), "peagle")
     assert methods(parallel.write(tmp_path / "c")) == []
 
