@@ -65,7 +65,7 @@ class RecurrentProposer:
         self.kv = head.new_kv_cache(num_pages, page_size)
         self._head = head
         self._state = state
-        self._topk = min(MAX_TOPK, head.vocab_size)
+        self.max_topk = min(MAX_TOPK, head.vocab_size)
         self._vocabulary = head.target_ids(torch.arange(head.vocab_size, device=state.device))
         self._lag = [0] * rows  # last known tokens that the head has not read, on the host,
         self._unread = torch.zeros(rows, dtype=torch.int64, device=state.device)  # and on the device
@@ -74,8 +74,8 @@ class RecurrentProposer:
         hidden_size = head.combine(self._kept[0]).shape[1]
         # after the last known token of each row: what recurs, and the best next tokens with their log-probabilities
         self._hidden = torch.zeros(rows, hidden_size, dtype=dtype, device=device)
-        self._next_ids = torch.zeros(rows, self._topk, dtype=torch.int64, device=device)
-        self._next_scores = torch.zeros(rows, self._topk, dtype=torch.float32, device=device)
+        self._next_ids = torch.zeros(rows, self.max_topk, dtype=torch.int64, device=device)
+        self._next_scores = torch.zeros(rows, self.max_topk, dtype=torch.float32, device=device)
 
     def slots_needed(self, settings: Settings) -> int:
         return rows_needed(settings.num_steps, settings.topk)
@@ -186,7 +186,7 @@ class RecurrentProposer:
     def _keep_best(
         self, rows: Tensor, host_rows: Sequence[int], out: Tensor, hidden: Tensor, changed: Tensor | None = None
     ) -> None:
-        ids, scores = self._best(out, rows, self._state.seq_lens[rows] + 1, host_rows, self._topk)
+        ids, scores = self._best(out, rows, self._state.seq_lens[rows] + 1, host_rows, self.max_topk)
         if changed is not None:
             changed = changed.unsqueeze(1)
             ids = torch.where(changed, ids, self._next_ids[rows])

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from pilotfish_engine.contract.speculation import MAX_TOPK, Envelope, Settings
+from pilotfish_engine.errors import MethodError
 from pilotfish_engine.model.decoder import Decoder
 from pilotfish_engine.model.loading import load, read_shape
 from pilotfish_engine.speculation.growth import Frontier, grow, rows_needed
@@ -36,9 +37,10 @@ class StandaloneProposer:
         self._state = state
         self.kv = draft.new_kv_cache(num_pages, page_size)
         self._lag = [0] * rows
+        self.max_topk = min(MAX_TOPK, draft.shape.vocab_size)
         # the draft's best next tokens after the last known token of each row, best first, with their log-probabilities
-        self._next_ids = torch.zeros(rows, MAX_TOPK, dtype=torch.int64, device=state.device)
-        self._next_scores = torch.zeros(rows, MAX_TOPK, dtype=torch.float32, device=state.device)
+        self._next_ids = torch.zeros(rows, self.max_topk, dtype=torch.int64, device=state.device)
+        self._next_scores = torch.zeros(rows, self.max_topk, dtype=torch.float32, device=state.device)
 
     def slots_needed(self, settings: Settings) -> int:
         # the bonus token's row, then those of the tree
@@ -143,7 +145,7 @@ class StandaloneProposer:
         hidden: torch.Tensor,
         changed: torch.Tensor | None = None,
     ) -> None:
-        scores, ids = self._best(hidden, rows, self._state.seq_lens[rows] + 1, host_rows, MAX_TOPK)
+        scores, ids = self._best(hidden, rows, self._state.seq_lens[rows] + 1, host_rows, self.max_topk)
         if changed is not None:
             ids = torch.where(changed.unsqueeze(1), ids, self._next_ids[rows])
             scores = torch.where(changed.unsqueeze(1), scores, self._next_scores[rows])
@@ -157,7 +159,10 @@ def recognises(models: Models) -> bool:
 
 def check(models: Models, envelope: Envelope) -> None:
     assert models.draft is not None, "the registry has checked that a draft is given"
-    models.check_vocabulary(models.draft, read_shape(models.draft).vocab_size)
+    vocabulary = read_shape(models.draft).vocab_size
+    models.check_vocabulary(models.draft, vocabulary)
+    if envelope.topk > vocabulary:
+        raise MethodError(f"topk is {envelope.topk}, and the draft knows {vocabulary} tokens; at most that would work")
 
 
 def build(context: ProposerContext) -> StandaloneProposer:
