@@ -81,6 +81,8 @@ class Step:
                 f"the method offers {offered} candidates, and topk {settings.topk} with num_steps {settings.num_steps} "
                 f"make at most {most}"
             )
+        if settings.topk == 1:
+            candidates = candidates.as_chain()
         return cut(root_ids, candidates, settings.num_draft_tokens, settings.num_steps)
 
     def _allowed(self, host_rows: Sequence[int], tree: DraftTree) -> torch.Tensor | None:

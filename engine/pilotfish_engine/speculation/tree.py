@@ -39,6 +39,12 @@ class Candidates:
     parents: torch.Tensor
     scores: torch.Tensor
 
+    def as_chain(self) -> Candidates:
+        """Each candidate behind the one before it, and no surer: what topk 1 means, where no KV row is moved."""
+        count = self.token_ids.shape[1]
+        parents = torch.arange(-1, count - 1, device=self.token_ids.device).expand_as(self.token_ids)
+        return Candidates(self.token_ids, parents, self.scores.cummin(dim=1).values)
+
     def agreed(self, ranks: Agreement) -> Candidates:
         bits = self.scores.contiguous().view(torch.int32).to(torch.int64)
         token_ids, parents, bits = ranks.agree(torch.stack([self.token_ids, self.parents, bits])).unbind()

@@ -22,11 +22,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from pilotfish_engine.speculation import registry
 from tests.engine.speculation.block_drafts import block_draft
 
-VOCAB, HIDDEN, HEADS, KV_HEADS, HEAD_DIM = 64, 32, 4, 2, 8
+VOCAB, HIDDEN, HEADS, KV_HEADS, HEAD_DIM = 64, 32, 4, 2, 16  # a head that the C++ attention takes
 EOS = 1
 UNSEEN = 3  # a prompt begins with so many tokens 0: as many as the deepest draft does not read
 FLAG, ONE = 0, 1
-HIDE = 9.2  # query and key of the pair that turns slowest: scores of ±30
+HIDE = 11.0  # query and key of the pair that turns slowest: scores of ±30
 SELF = 23.8  # of the pairs by which a head sees itself alone: 30 and more below it for any other row within the context
 NOISE = {"equal": 0.0, "near": 0.05}
 
@@ -126,13 +126,14 @@ def head_on_final_states(target: Path, folder: Path, level: str) -> Pair:
 
 
 def head_on_three_states(target: Path, folder: Path, level: str) -> Pair:
-    """EAGLE-3: four heads are the target's over the embedding; four see only themselves, and put the embedding in the
+    """EAGLE-3: four heads are the target's over the embedding; others see only themselves, and put the embedding in the
     place of the hidden state."""
     model = target_model()
     own = layer(model)
     group = HEADS // KV_HEADS
     eye, ones = torch.eye(HIDDEN), torch.ones(HIDDEN)
-    alone = torch.zeros(HEADS, HEAD_DIM, 2 * HIDDEN)
+    carriers = HIDDEN // HEAD_DIM
+    alone = torch.zeros(carriers, HEAD_DIM, 2 * HIDDEN)
     alone[:, : HEAD_DIM // 2 - 1, ONE] = SELF
 
     def both(weight: Tensor, repeat: int, added: Tensor) -> Tensor:
@@ -159,8 +160,8 @@ def head_on_three_states(target: Path, folder: Path, level: str) -> Pair:
     config = plain(model) | {
         "architectures": ["LlamaForCausalLMEagle3"],
         "num_hidden_layers": 1,
-        "num_attention_heads": 2 * HEADS,
-        "num_key_value_heads": 2 * HEADS,
+        "num_attention_heads": HEADS + carriers,
+        "num_key_value_heads": HEADS + carriers,
         "draft_vocab_size": VOCAB,
         "norm_before_residual": True,
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "use_aux_hidden_state": True},

@@ -55,12 +55,12 @@ def test_a_seed_gives_the_tokens_of_plain_decoding(engine, method, draft, num_st
 
 
 @pytest.mark.parametrize("filters", [FILTERS[0], FILTERS[4]])
-@pytest.mark.parametrize(("method", "draft", "num_steps", "topk"), settings_of([(NUM_STEPS, 2)], "equal"))
+@pytest.mark.parametrize(("method", "draft", "num_steps", "topk"), settings_of([(NUM_STEPS, 2)], "equal", "random"))
 def test_three_tokens_have_the_joint_distribution_of_the_target(
     engine, reference, method, draft, num_steps, topk, filters
 ):
     """χ² over the likeliest outcomes against exact enumeration; seeds are fixed, so the verdict is too."""
-    prompt, temperature, samples = [9, 4, 9, 4, 9], 0.8, 1200
+    prompt, temperature, samples = [9, 4, 9, 4, 9], 0.8, 600
     expected: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(3):
         grown: dict[tuple[int, ...], float] = {}
