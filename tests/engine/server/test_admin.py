@@ -9,7 +9,7 @@ import pytest
 
 from pilotfish_engine.contract.speculation import CostProfile, EngineReport
 from tests.engine.server.conftest import ADMIN_TOKEN
-from tests.engine.server.serving import Engine, engine
+from tests.engine.server.serving import Engine, engine, wait_until
 from tests.engine.server.small_core import Behaviour
 
 BEARER = {"authorization": f"Bearer {ADMIN_TOKEN}"}
@@ -80,7 +80,8 @@ def test_without_an_admin_token_nothing_can_be_changed_and_unready_is_not_routab
         started.wait_loaded()
         answer = client.put("/v1/speculation", json={}, headers=BEARER)
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "admin_disabled")
-        assert client.get("/ready").json() == {"status": "unavailable", "reason": "3 steps failed"}
+        refusal = {"status": "unavailable", "reason": "3 steps failed"}
+        wait_until(lambda: client.get("/ready").json() == refusal, 10)  # until then the tokenizer is loading
         assert client.get("/health").status_code == 200
         refused = client.post("/v1/completions", json={"model": "small", "prompt": "a"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
