@@ -35,7 +35,7 @@ from pilotfish_engine.speculation import step as step_module
 from pilotfish_engine.speculation.step import Step
 
 BATCHES = (1, 16)
-ROUNDS = 6
+ROUNDS = 3
 STEPS = 24
 DRAFT_VOCABULARY = 8192
 HEAD: dict[str, Any] = {
