@@ -2,9 +2,7 @@
 model/dflash.py).
 
 A context row of the draft's KV depends on the target's hidden states of that row alone, so it is right once the
-target's row is. The rows from seq_len on hold a block while it is predicted, and are written as context afterwards. A
-plain step's features are kept in a ring, by position, and written together every CATCH_UP plain steps or before the row
-is drafted for again.
+target's row is. The rows from seq_len on hold a block while it is predicted, and are written as context afterwards.
 
 The tree is one of independent positions: a block gives each depth one distribution, whatever is chosen above it, so a
 path's probability is the product of its tokens'.
@@ -25,12 +23,12 @@ from pilotfish_engine.model.safetensors_checkpoint import SafetensorsFolder
 from pilotfish_engine.speculation.growth import Frontier, grow
 from pilotfish_engine.speculation.proposer import Models, ProposerContext, TargetHidden
 from pilotfish_engine.speculation.tree import Candidates
+from pilotfish_engine.speculation.unread import Unread
 from pilotfish_engine.speculation.verify import Verdict
 from pilotfish_engine.types import Chunk
 from pilotfish_engine.worker.inputs import ForwardInputs
+from pilotfish_engine.worker.passes import over_spans, padded_rows
 from pilotfish_engine.worker.state import RequestState
-
-CATCH_UP = 16
 
 
 class DFlashProposer:
@@ -39,7 +37,6 @@ class DFlashProposer:
     def __init__(
         self, draft: model.DFlashDraft, shape: model.DFlashShape, state: RequestState, num_pages: int, page_size: int
     ) -> None:
-        rows, dtype, device = state.seq_lens.shape[0], draft.decoder.dtype, state.device
         self.aux_layers = shape.aux_layers
         self._vocabulary = draft.target_ids(torch.arange(shape.draft_vocab_size, device=state.device))
         self.max_num_steps, self.max_topk = shape.block_size - 1, shape.draft_vocab_size
@@ -47,28 +44,21 @@ class DFlashProposer:
         self._draft = draft
         self._mask_token_id = shape.mask_token_id
         self._state = state
-        self._lag = [0] * rows  # last committed rows that are not context yet, on the host,
-        self._unread = torch.zeros(rows, dtype=torch.int64, device=device)  # and on the device
-        self._kept = torch.zeros(rows, CATCH_UP, draft.feature_size, dtype=dtype, device=device)
+        self._unread = Unread(state, draft.feature_size, draft.decoder.dtype)
 
     def slots_needed(self, settings: Settings) -> int:
         return settings.num_steps + 1
 
     def admit(self, row: int, cached_len: int) -> None:
-        self._lag[row] = 0
-        self._unread[row] = 0
+        self._unread.admit(row)
 
     def reusable_len(self, row: int, seq_len: int) -> int:
-        return seq_len - self._lag[row]
+        return seq_len - self._unread.lag(row)
 
     def extend(self, chunks: Sequence[Chunk], target: TargetHidden) -> None:
-        state = self._state
-        rows = state.row_index([chunk.row for chunk in chunks])
-        counts = torch.tensor([chunk.end - chunk.start for chunk in chunks], device=rows.device)
-        positions = torch.cat([torch.arange(chunk.start, chunk.end, device=rows.device) for chunk in chunks])
-        row_of = torch.repeat_interleave(rows, counts, output_size=positions.shape[0])
-        slots = state.slots(row_of, positions.unsqueeze(1)).squeeze(1)
-        self._draft.write_context(_features(target), positions, slots, self.kv)
+        host_rows = [chunk.row for chunk in chunks]
+        inputs = over_spans(self._state, host_rows, [c.start for c in chunks], [c.end for c in chunks])
+        self._draft.write_context(_features(target), inputs.positions, inputs.slots, self.kv)
 
     def propose(self, rows: Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:
         self._catch_up(rows, host_rows)
@@ -92,12 +82,7 @@ class DFlashProposer:
         self._write_last(rows, verdict.accept_lens, _features(target)[verdict.flat])
 
     def skipped(self, rows: Tensor, host_rows: Sequence[int], target: TargetHidden) -> None:
-        position = self._state.seq_lens[rows] - 1
-        self._kept[rows, position % CATCH_UP] = _features(target)
-        self._unread[rows] += 1
-        for row in host_rows:
-            self._lag[row] += 1
-        if max(self._lag[row] for row in host_rows) >= CATCH_UP:
+        if self._unread.keep(rows, host_rows, _features(target)):
             self._catch_up(rows, host_rows)
 
     def block_logits(self, rows: Tensor, num_steps: int) -> Tensor:
@@ -120,23 +105,15 @@ class DFlashProposer:
         return self._draft.decoder.logits(masks).view(batch, num_steps, -1)
 
     def _catch_up(self, rows: Tensor, host_rows: Sequence[int]) -> None:
-        width = max(self._lag[row] for row in host_rows)
-        if width == 0:
-            return
-        counts = self._unread[rows]
-        position = (self._state.seq_lens[rows] - counts).unsqueeze(1) + torch.arange(width, device=rows.device)
-        self._write_last(rows, counts, self._kept[rows.unsqueeze(1), position % CATCH_UP])
-        self._unread[rows] = 0
-        for row in host_rows:
-            self._lag[row] = 0
+        unread = self._unread.take(rows, host_rows)
+        if unread is not None:
+            self._write_last(rows, *unread)
 
     def _write_last(self, rows: Tensor, counts: Tensor, features: Tensor) -> None:
         """The last counts[i] ≤ D committed positions of each row (int64 [B]) become context; features: [B, D,
         feature_size], of the first counts[i] of them in order, the rest is padding."""
-        offset = torch.arange(features.shape[1], device=rows.device)
-        real = offset < counts.unsqueeze(1)
-        positions = torch.where(real, (self._state.seq_lens[rows] - counts).unsqueeze(1) + offset, 0)
-        slots = torch.where(real, self._state.slots(rows, positions), 0)
+        start = self._state.seq_lens[rows] - counts
+        _, positions, slots = padded_rows(self._state, rows, start, counts, features.shape[1])
         self._draft.write_context(features.flatten(0, 1), positions.flatten(), slots.flatten(), self.kv)
 
 

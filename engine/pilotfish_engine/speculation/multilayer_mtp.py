@@ -8,9 +8,6 @@ j's output of its last final row, which head j + 1 reads next.
 
 A draft begins at head 0's last final row. Head j then reads the j rows that only drafted tokens complete, S − j … S −
 1; their KV stands in place and is written anew before anything final reads it. No row at or past S is ever written.
-
-Plain steps only keep the target's hidden states; they are read together every CATCH_UP plain steps or before the row
-is drafted for again.
 """
 
 from __future__ import annotations
@@ -25,12 +22,12 @@ from pilotfish_engine.contract.speculation import Settings
 from pilotfish_engine.model.decoder import Decoder
 from pilotfish_engine.speculation.proposer import TargetHidden
 from pilotfish_engine.speculation.tree import Candidates
+from pilotfish_engine.speculation.unread import Unread
 from pilotfish_engine.speculation.verify import Verdict
 from pilotfish_engine.types import Chunk
 from pilotfish_engine.worker.inputs import ForwardInputs, KVCache
+from pilotfish_engine.worker.passes import over_spans
 from pilotfish_engine.worker.state import RequestState
-
-CATCH_UP = 16
 
 
 class Head(Protocol):
@@ -52,23 +49,20 @@ class MultiLayerProposer:
         self._heads = heads
         self._target = target
         self._state = state
-        self._lag = [0] * rows  # last known tokens of each row that the heads have not read, on the host,
-        self._unread = torch.zeros(rows, dtype=torch.int64, device=state.device)  # and on the device
+        self._unread = Unread(state, hidden, target.dtype)
         # rows before it came from the prefix cache, final in every head: the prompt has `lookahead` more tokens
         self._first = [0] * rows
         self._carry = torch.zeros(len(heads), rows, hidden, dtype=target.dtype, device=state.device)
-        self._kept = torch.zeros(rows, CATCH_UP, hidden, dtype=target.dtype, device=state.device)  # at position mod it
 
     def slots_needed(self, settings: Settings) -> int:
         return 0
 
     def admit(self, row: int, cached_len: int) -> None:
-        self._lag[row] = 0
-        self._unread[row] = 0
+        self._unread.admit(row)
         self._first[row] = cached_len
 
     def reusable_len(self, row: int, seq_len: int) -> int:
-        return max(0, seq_len - self._lag[row] - (len(self._heads) - 1))
+        return max(0, seq_len - self._unread.lag(row) - (len(self._heads) - 1))
 
     def extend(self, chunks: Sequence[Chunk], target: TargetHidden) -> None:
         """Head j reads rows start − j … end − 1 − j of a chunk: those that the token after the chunk completes."""
@@ -111,24 +105,13 @@ class MultiLayerProposer:
         self._advance(rows, verdict.accept_lens, target.hidden[verdict.flat])
 
     def skipped(self, rows: Tensor, host_rows: Sequence[int], target: TargetHidden) -> None:
-        self._kept[rows, (self._state.seq_lens[rows] - 1) % CATCH_UP] = target.hidden
-        self._unread[rows] += 1
-        for row in host_rows:
-            self._lag[row] += 1
-        if max(self._lag[row] for row in host_rows) >= CATCH_UP:
+        if self._unread.keep(rows, host_rows, target.hidden):
             self._catch_up(rows, host_rows)
 
     def _catch_up(self, rows: Tensor, host_rows: Sequence[int]) -> None:
-        width = max(self._lag[row] for row in host_rows)
-        if width == 0:
-            return
-        counts = self._unread[rows]
-        start = self._state.seq_lens[rows] - counts
-        at = start.unsqueeze(1) + torch.arange(width, device=rows.device)
-        self._advance(rows, counts, self._kept[rows.unsqueeze(1), at % CATCH_UP])
-        self._unread[rows] = 0
-        for row in host_rows:
-            self._lag[row] = 0
+        unread = self._unread.take(rows, host_rows)
+        if unread is not None:
+            self._advance(rows, *unread)
 
     def _advance(self, rows: Tensor, counts: Tensor, hidden: Tensor) -> None:
         """The heads read the last counts[i] ≤ W committed tokens of each row (int64 [B]), 0 leaving it as it is.
@@ -194,27 +177,13 @@ class MultiLayerProposer:
         self, number: int, chunks: Sequence[Chunk], spans: Sequence[tuple[int, int]], hidden: Sequence[Tensor]
     ) -> list[Tensor]:
         """Head `number` over the rows of each chunk's span; hidden and result: [n, H] for each chunk, n = 0 allowed."""
-        state = self._state
         filled = [i for i, (begin, end) in enumerate(spans) if end > begin]
         if not filled:
             return list(hidden)
         begins, ends = [spans[i][0] for i in filled], [spans[i][1] for i in filled]
-        counts = [end - begin for begin, end in zip(begins, ends, strict=True)]
-        rows = state.row_index([chunks[i].row for i in filled])
-        row_of = torch.repeat_interleave(rows, torch.tensor(counts, device=rows.device), output_size=sum(counts))
-        at = torch.cat([torch.arange(b, e, device=rows.device) for b, e in zip(begins, ends, strict=True)])
-        indptr = torch.tensor([0, *counts], dtype=torch.int32, device=rows.device).cumsum(0, dtype=torch.int32)
-        inputs = ForwardInputs(
-            token_ids=state.tokens[row_of, at + number + 1],
-            positions=at,
-            slots=state.slots(row_of, at.unsqueeze(1)).squeeze(1),
-            page_table=state.page_table[rows],
-            prefix_lens=torch.tensor(begins, dtype=torch.int32, device=rows.device),
-            q_indptr=indptr,
-            tree_mask=None,
-        )
+        inputs = over_spans(self._state, [chunks[i].row for i in filled], begins, ends, shift=number + 1)
         out = self._heads[number].forward(torch.cat([hidden[i] for i in filled]), inputs, self.kv, number)
         results = list(hidden)
-        for i, part in zip(filled, torch.split(out, counts), strict=True):
+        for i, part in zip(filled, torch.split(out, [e - b for b, e in zip(begins, ends, strict=True)]), strict=True):
             results[i] = part
         return results

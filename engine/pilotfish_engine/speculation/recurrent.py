@@ -1,8 +1,7 @@
 """Drafts of a head that reads what the target's pass leaves for each token and, past the known tokens, its own output.
 
 Row i of the head's KV holds the target's features of position i beside token i + 1, so the head has as many rows as the
-target, and row i is right only for this pair of tokens (`lookahead` 1). A plain step's features are kept in a ring, by
-position, and read together (draft-extend) every CATCH_UP plain steps or before the row is drafted for again.
+target, and row i is right only for this pair of tokens (`lookahead` 1).
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from pilotfish_engine.contract.speculation import MAX_TOPK, Settings
 from pilotfish_engine.speculation.growth import Frontier, grow, rows_needed
 from pilotfish_engine.speculation.proposer import TargetHidden
 from pilotfish_engine.speculation.tree import Candidates
+from pilotfish_engine.speculation.unread import Unread
 from pilotfish_engine.speculation.verify import Verdict
 from pilotfish_engine.types import Chunk
 from pilotfish_engine.worker.inputs import ForwardInputs, KVCache
+from pilotfish_engine.worker.passes import last_places, over_padded_rows, over_spans
 from pilotfish_engine.worker.state import RequestState
-
-CATCH_UP = 16
 
 
 class RecurrentHead(Protocol):
@@ -67,11 +66,9 @@ class RecurrentProposer:
         self._state = state
         self.max_topk = min(MAX_TOPK, head.vocab_size)
         self._vocabulary = head.target_ids(torch.arange(head.vocab_size, device=state.device))
-        self._lag = [0] * rows  # last known tokens that the head has not read, on the host,
-        self._unread = torch.zeros(rows, dtype=torch.int64, device=state.device)  # and on the device
         dtype, device = self.kv.k.dtype, state.device
-        self._kept = torch.zeros(rows, CATCH_UP, head.feature_size, dtype=dtype, device=device)
-        hidden_size = head.combine(self._kept[0]).shape[1]
+        self._unread = Unread(state, head.feature_size, dtype)
+        hidden_size = head.combine(torch.zeros(1, head.feature_size, dtype=dtype, device=device)).shape[1]
         # after the last known token of each row: what recurs, and the best next tokens with their log-probabilities
         self._hidden = torch.zeros(rows, hidden_size, dtype=dtype, device=device)
         self._next_ids = torch.zeros(rows, self.max_topk, dtype=torch.int64, device=device)
@@ -81,31 +78,17 @@ class RecurrentProposer:
         return rows_needed(settings.num_steps, settings.topk)
 
     def admit(self, row: int, cached_len: int) -> None:
-        self._lag[row] = 0
-        self._unread[row] = 0
+        self._unread.admit(row)
 
     def reusable_len(self, row: int, seq_len: int) -> int:
-        return seq_len - self._lag[row]
+        return seq_len - self._unread.lag(row)
 
     def extend(self, chunks: Sequence[Chunk], target: TargetHidden) -> None:
-        state = self._state
-        counts = [chunk.end - chunk.start for chunk in chunks]
-        rows = state.row_index([chunk.row for chunk in chunks])
-        row_of = torch.repeat_interleave(rows, torch.tensor(counts, device=rows.device), output_size=sum(counts))
-        positions = torch.cat([torch.arange(chunk.start, chunk.end, device=rows.device) for chunk in chunks])
-        indptr = torch.tensor([0, *counts], dtype=torch.int32, device=rows.device).cumsum(0, dtype=torch.int32)
-        inputs = ForwardInputs(
-            token_ids=state.tokens[row_of, positions + 1],
-            positions=positions,
-            slots=state.slots(row_of, positions.unsqueeze(1)).squeeze(1),
-            page_table=state.page_table[rows],
-            prefix_lens=torch.tensor([chunk.start for chunk in chunks], dtype=torch.int32, device=rows.device),
-            q_indptr=indptr,
-            tree_mask=None,
-        )
+        host_rows = [chunk.row for chunk in chunks]
+        inputs = over_spans(self._state, host_rows, [c.start for c in chunks], [c.end for c in chunks], shift=1)
         out, hidden = self._head.forward(self._head.combine(self._head.features(target)), inputs, self.kv)
-        last = (indptr[1:] - 1).to(torch.int64)
-        self._keep_best(rows, [chunk.row for chunk in chunks], out[last], hidden[last])
+        last = last_places(inputs)
+        self._keep_best(self._state.row_index(host_rows), host_rows, out[last], hidden[last])
 
     def propose(self, rows: Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:
         self._catch_up(rows, host_rows)
@@ -132,44 +115,20 @@ class RecurrentProposer:
         self._read_last(rows, host_rows, verdict.accept_lens, features)
 
     def skipped(self, rows: Tensor, host_rows: Sequence[int], target: TargetHidden) -> None:
-        position = self._state.seq_lens[rows] - 1
-        self._kept[rows, position % CATCH_UP] = self._head.features(target)
-        self._unread[rows] += 1
-        for row in host_rows:
-            self._lag[row] += 1
-        if max(self._lag[row] for row in host_rows) >= CATCH_UP:
+        if self._unread.keep(rows, host_rows, self._head.features(target)):
             self._catch_up(rows, host_rows)
 
     def _catch_up(self, rows: Tensor, host_rows: Sequence[int]) -> None:
-        width = max(self._lag[row] for row in host_rows)
-        if width == 0:
-            return
-        counts = self._unread[rows]
-        offset = torch.arange(width, device=rows.device)
-        position = (self._state.seq_lens[rows] - counts).unsqueeze(1) + offset
-        self._read_last(rows, host_rows, counts, self._kept[rows.unsqueeze(1), position % CATCH_UP])
-        self._unread[rows] = 0
-        for row in host_rows:
-            self._lag[row] = 0
+        unread = self._unread.take(rows, host_rows)
+        if unread is not None:
+            self._read_last(rows, host_rows, *unread)
 
     def _read_last(self, rows: Tensor, host_rows: Sequence[int], counts: Tensor, features: Tensor) -> None:
         """The head reads the last counts[i] ≤ D positions of each row (int64 [B]); features: [B, D, feature_size], of
         the first counts[i] of them in order, the rest is padding. 0 leaves a row as it is."""
-        state, (batch, width) = self._state, features.shape[:2]
-        start = state.seq_lens[rows] - counts
-        offset = torch.arange(width, device=rows.device)
-        real = offset < counts.unsqueeze(1)
-        positions = torch.where(real, start.unsqueeze(1) + offset, 0)
-        inputs = ForwardInputs(
-            token_ids=state.tokens[rows].gather(1, positions + 1).flatten(),
-            positions=positions.flatten(),
-            slots=torch.where(real, state.slots(rows, positions), 0).flatten(),
-            page_table=state.page_table[rows],
-            prefix_lens=start.to(torch.int32),
-            q_indptr=torch.arange(0, (batch + 1) * width, width, dtype=torch.int32, device=rows.device),
-            # causal, but that padding sees none of the rows past the last real one, which were never written
-            tree_mask=torch.where(real, (2 << offset) - 1, 0).flatten(),
-        )
+        batch, width = features.shape[:2]
+        start = self._state.seq_lens[rows] - counts
+        inputs = over_padded_rows(self._state, rows, start, counts, width, shift=1)
         out, hidden = self._head.forward(self._head.combine(features.flatten(0, 1)), inputs, self.kv)
         last = torch.arange(batch, device=rows.device) * width + (counts - 1).clamp_min(0)
         self._keep_best(rows, host_rows, out[last], hidden[last], counts > 0)

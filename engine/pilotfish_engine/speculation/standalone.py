@@ -2,8 +2,6 @@
 pages.
 
 The draft's KV covers every known token of a row, the bonus token included, so it is one row ahead of the target's.
-`_lag` counts, on the host, how many of a row's last known tokens the draft has not read yet: a plain step adds one,
-and they are read together (draft-extend) every CATCH_UP plain steps or before the row is drafted for again.
 """
 
 from __future__ import annotations
@@ -19,12 +17,11 @@ from pilotfish_engine.model.loading import load, read_shape
 from pilotfish_engine.speculation.growth import Frontier, grow, rows_needed
 from pilotfish_engine.speculation.proposer import Models, ProposerContext, TargetHidden
 from pilotfish_engine.speculation.tree import Candidates
+from pilotfish_engine.speculation.unread import Unread
 from pilotfish_engine.speculation.verify import Verdict
 from pilotfish_engine.types import Chunk
-from pilotfish_engine.worker.inputs import ForwardInputs
+from pilotfish_engine.worker.passes import last_places, over_padded_rows, over_spans
 from pilotfish_engine.worker.state import RequestState
-
-CATCH_UP = 16
 
 
 class StandaloneProposer:
@@ -36,7 +33,8 @@ class StandaloneProposer:
         self._draft = draft
         self._state = state
         self.kv = draft.new_kv_cache(num_pages, page_size)
-        self._lag = [0] * rows
+        self._unread = Unread(state, 0, draft.dtype)
+        self._ahead = [False] * rows  # a chunk of the prompt was read, and the token after it too
         self.max_topk = min(MAX_TOPK, draft.shape.vocab_size)
         # the draft's best next tokens after the last known token of each row, best first, with their log-probabilities
         self._next_ids = torch.zeros(rows, self.max_topk, dtype=torch.int64, device=state.device)
@@ -47,33 +45,21 @@ class StandaloneProposer:
         return 1 + rows_needed(settings.num_steps, settings.topk)
 
     def admit(self, row: int, cached_len: int) -> None:
-        self._lag[row] = 0
+        self._unread.admit(row)
+        self._ahead[row] = False
 
     def reusable_len(self, row: int, seq_len: int) -> int:
-        return min(seq_len, seq_len + 1 - self._lag[row])
+        return min(seq_len, seq_len + 1 - self._unread.lag(row))
 
     def extend(self, chunks: Sequence[Chunk], target: TargetHidden) -> None:
         """A chunk's tokens and the one after it: the draft stays one row ahead, so a later chunk begins one further."""
-        state = self._state
-        first = [chunk.start if self._lag[chunk.row] == 0 else chunk.start + 1 for chunk in chunks]
-        counts = [chunk.end + 1 - begin for chunk, begin in zip(chunks, first, strict=True)]
-        rows = state.row_index([chunk.row for chunk in chunks])
-        row_of = torch.repeat_interleave(rows, torch.tensor(counts, device=rows.device), output_size=sum(counts))
-        positions = torch.cat([torch.arange(f, f + n, device=rows.device) for f, n in zip(first, counts, strict=True)])
-        indptr = torch.tensor([0, *counts], dtype=torch.int32, device=rows.device).cumsum(0, dtype=torch.int32)
-        inputs = ForwardInputs(
-            token_ids=state.tokens[row_of, positions],
-            positions=positions,
-            slots=state.slots(row_of, positions.unsqueeze(1)).squeeze(1),
-            page_table=state.page_table[rows],
-            prefix_lens=torch.tensor(first, dtype=torch.int32, device=rows.device),
-            q_indptr=indptr,
-            tree_mask=None,
-        )
+        host_rows = [chunk.row for chunk in chunks]
+        begins = [chunk.start + self._ahead[chunk.row] for chunk in chunks]
+        inputs = over_spans(self._state, host_rows, begins, [chunk.end + 1 for chunk in chunks])
         hidden, _ = self._draft.forward(inputs, self.kv)
-        self._keep_best(rows, [chunk.row for chunk in chunks], hidden[(indptr[1:] - 1).to(torch.int64)])
+        self._keep_best(self._state.row_index(host_rows), host_rows, hidden[last_places(inputs)])
         for chunk in chunks:
-            self._lag[chunk.row] = 0 if chunk.last else -1
+            self._ahead[chunk.row] = not chunk.last
 
     def propose(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:
         self._catch_up(rows, host_rows)
@@ -95,37 +81,19 @@ class StandaloneProposer:
         self._read_last(rows, host_rows, verdict.accept_lens, verdict.path.shape[1])
 
     def skipped(self, rows: torch.Tensor, host_rows: Sequence[int], target: TargetHidden) -> None:
-        for row in host_rows:
-            self._lag[row] += 1
-        if max(self._lag[row] for row in host_rows) >= CATCH_UP:
+        if self._unread.keep(rows, host_rows, target.hidden[:, :0]):
             self._catch_up(rows, host_rows)
 
     def _catch_up(self, rows: torch.Tensor, host_rows: Sequence[int]) -> None:
-        lags = [self._lag[row] for row in host_rows]
-        if max(lags) == 0:
-            return
-        self._read_last(rows, host_rows, self._state.row_index(lags), max(lags))
-        for row in host_rows:
-            self._lag[row] = 0
+        unread = self._unread.take(rows, host_rows)
+        if unread is not None:
+            counts, features = unread
+            self._read_last(rows, host_rows, counts, features.shape[1])
 
     def _read_last(self, rows: torch.Tensor, host_rows: Sequence[int], counts: torch.Tensor, width: int) -> None:
         """The draft reads the last counts[i] ≤ width known tokens of each row (int64 [B]); 0 leaves a row as it is."""
-        state = self._state
-        start = state.seq_lens[rows] + 1 - counts
-        offset = torch.arange(width, device=rows.device)
-        real = offset < counts.unsqueeze(1)
-        positions = torch.where(real, start.unsqueeze(1) + offset, 0)
-        slots = torch.where(real, state.slots(rows, positions), 0)
-        inputs = ForwardInputs(
-            token_ids=state.tokens[rows].gather(1, positions).flatten(),
-            positions=positions.flatten(),
-            slots=slots.flatten(),
-            page_table=state.page_table[rows],
-            prefix_lens=start.to(torch.int32),
-            q_indptr=torch.arange(0, (rows.shape[0] + 1) * width, width, dtype=torch.int32, device=rows.device),
-            # causal, but that padding sees none of the rows past the last real one, which were never written
-            tree_mask=torch.where(real, (2 << offset) - 1, 0).flatten(),
-        )
+        start = self._state.seq_lens[rows] + 1 - counts
+        inputs = over_padded_rows(self._state, rows, start, counts, width)
         hidden, _ = self._draft.forward(inputs, self.kv)
         last = torch.arange(rows.shape[0], device=rows.device) * width + (counts - 1).clamp_min(0)
         self._keep_best(rows, host_rows, hidden[last], counts > 0)

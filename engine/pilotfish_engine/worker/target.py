@@ -28,7 +28,7 @@ from pilotfish_engine.types import (
     SpeculationReport,
     WorkerLimits,
 )
-from pilotfish_engine.worker.inputs import ForwardInputs
+from pilotfish_engine.worker.passes import last_places, over_spans
 
 
 @dataclass(frozen=True)
@@ -156,25 +156,13 @@ class TargetWorker:
 
     def _extend(self, chunks: Sequence[Chunk]) -> GenerationBatchResult:
         state, step = self._step.state, self._step
-        rows = state.row_index([chunk.row for chunk in chunks])
-        counts = [chunk.end - chunk.start for chunk in chunks]
-        ends = torch.tensor([chunk.end for chunk in chunks], dtype=torch.int64)
-        positions = torch.cat([torch.arange(chunk.start, chunk.end) for chunk in chunks]).to(state.device)
-        row_of = torch.repeat_interleave(rows, torch.tensor(counts, device=state.device), output_size=sum(counts))
-        indptr = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(state.device)
-        inputs = ForwardInputs(
-            token_ids=state.tokens[row_of, positions],
-            positions=positions,
-            slots=state.slots(row_of, positions.unsqueeze(1)).squeeze(1),
-            page_table=state.page_table[rows],
-            prefix_lens=torch.tensor([chunk.start for chunk in chunks], dtype=torch.int32).to(state.device),
-            q_indptr=indptr,
-            tree_mask=None,
-        )
+        host_rows, ends = [chunk.row for chunk in chunks], [chunk.end for chunk in chunks]
+        rows = state.row_index(host_rows)
+        inputs = over_spans(state, host_rows, [chunk.start for chunk in chunks], ends)
         aux_layers = step.proposer.aux_layers if step.proposer is not None else ()
         hidden, aux = step.target.forward(inputs, step.kv, aux_layers)
-        state.seq_lens[rows] = ends.to(state.device)
-        result = self._first_tokens(chunks, rows, hidden[(indptr[1:] - 1).to(torch.int64)])
+        state.seq_lens[rows] = torch.tensor(ends, dtype=torch.int64).to(state.device)
+        result = self._first_tokens(chunks, rows, hidden[last_places(inputs)])
         if step.proposer is not None:
             step.proposer.extend(chunks, TargetHidden(hidden, tuple(aux)))
         return result

@@ -17,8 +17,9 @@ from pilotfish_engine.contract.speculation import Settings
 from pilotfish_engine.kernels import reference
 from pilotfish_engine.messages import SamplingParams
 from pilotfish_engine.model.decoder import Decoder
-from pilotfish_engine.speculation.multilayer_mtp import CATCH_UP, MultiLayerProposer
+from pilotfish_engine.speculation.multilayer_mtp import MultiLayerProposer
 from pilotfish_engine.speculation.proposer import TargetHidden
+from pilotfish_engine.speculation.unread import CATCH_UP
 from pilotfish_engine.speculation.verify import Verdict
 from pilotfish_engine.types import Admission, Chunk
 from pilotfish_engine.worker.inputs import ForwardInputs, KVCache

@@ -1,0 +1,56 @@
+"""What plain steps leave for a draft to read later: how many tokens of each row, and the target's features of each.
+
+They are read together (draft-extend) every CATCH_UP plain steps, or before a row is drafted for again. The counts stand
+on the host, which plans by them, and on the device, so that a step copies nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pilotfish_engine.worker.state import RequestState
+
+CATCH_UP = 16
+
+
+class Unread:
+    """feature_size: width of what is kept of a token; 0 for a draft that reads tokens alone."""
+
+    def __init__(self, state: RequestState, feature_size: int, dtype: torch.dtype) -> None:
+        rows, device = state.seq_lens.shape[0], state.device
+        self._state = state
+        self._lag = [0] * rows
+        self._counts = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._features = torch.zeros(rows, CATCH_UP, feature_size, dtype=dtype, device=device)  # at position mod it
+
+    def admit(self, row: int) -> None:
+        self._lag[row] = 0
+        self._counts[row] = 0
+
+    def lag(self, row: int) -> int:
+        return self._lag[row]
+
+    def keep(self, rows: Tensor, host_rows: Sequence[int], features: Tensor) -> bool:
+        """After a plain step was committed; features: [B, feature_size]. True: a row has no place left, read now."""
+        self._features[rows, (self._state.seq_lens[rows] - 1) % CATCH_UP] = features
+        self._counts[rows] += 1
+        for row in host_rows:
+            self._lag[row] += 1
+        return max(self._lag[row] for row in host_rows) >= CATCH_UP
+
+    def take(self, rows: Tensor, host_rows: Sequence[int]) -> tuple[Tensor, Tensor] | None:
+        """counts int64 [B] and features [B, W, feature_size], of which the first counts[i] are unread and in order, the
+        rest padding; from here on they are read. None: nothing is unread."""
+        width = max(self._lag[row] for row in host_rows)
+        if width == 0:
+            return None
+        counts = self._counts[rows]
+        at = (self._state.seq_lens[rows] - counts).unsqueeze(1) + torch.arange(width, device=rows.device)
+        features = self._features[rows.unsqueeze(1), at % CATCH_UP]
+        self._counts[rows] = 0
+        for row in host_rows:
+            self._lag[row] = 0
+        return counts, features
