@@ -123,6 +123,11 @@ class GenerationBatchResult:
     logprobs: LogprobArrays | None = None
     errors: Mapping[int, str] = field(default_factory=dict)
 
+    def committed(self) -> list[list[int]]:
+        """The committed tokens of each request, out of the strided form."""
+        flat, stride = self.next_token_ids.tolist(), self.num_draft_tokens
+        return [flat[i * stride : i * stride + n] for i, n in enumerate(self.accept_lens.tolist())]
+
 
 @dataclass(frozen=True)
 class WorkerLimits:

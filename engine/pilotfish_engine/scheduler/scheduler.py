@@ -19,7 +19,7 @@ from pilotfish_engine.messages import Output, Submit
 from pilotfish_engine.scheduler.policy import PrefillWork, missing_pages, pages_for, plan_chunks, too_large
 from pilotfish_engine.scheduler.preparing import GrammarCompiler, Preparing
 from pilotfish_engine.scheduler.request import Request
-from pilotfish_engine.scheduler.steps import DecodeSteps, committed, logprobs
+from pilotfish_engine.scheduler.steps import DecodeSteps, logprobs
 from pilotfish_engine.scheduler.stops import End, StopChecker, StopTextFactory
 from pilotfish_engine.types import (
     Admission,
@@ -286,7 +286,7 @@ class Scheduler:
         result = self._worker.forward_batch_generation(Batch(ForwardMode.EXTEND, chunks=chunks))
         self._failed_steps = 0
         by_row = {request.row: request for request in self._running}
-        for place, (chunk, tokens) in enumerate(zip(chunks, committed(result), strict=True)):
+        for place, (chunk, tokens) in enumerate(zip(chunks, result.committed(), strict=True)):
             request = by_row[chunk.row]
             request.computed_len = chunk.end
             if chunk.last:
@@ -324,7 +324,7 @@ class Scheduler:
     def _commit_step(self, requests: Sequence[Request], result: GenerationBatchResult) -> None:
         self._failed_steps = 0
         plain = result.num_draft_tokens == 1
-        steps = zip(requests, committed(result), result.draft_lens.tolist(), strict=True)
+        steps = zip(requests, result.committed(), result.draft_lens.tolist(), strict=True)
         for place, (request, tokens, drafted) in enumerate(steps):
             if request.finish_reason is not None:  # it ended while this step was under way
                 self._retire(request)

@@ -62,12 +62,6 @@ class DecodeSteps:
         return taken
 
 
-def committed(result: GenerationBatchResult) -> list[list[int]]:
-    """The committed tokens of each request, out of the strided form."""
-    flat, stride = result.next_token_ids.tolist(), result.num_draft_tokens
-    return [flat[i * stride : i * stride + n] for i, n in enumerate(result.accept_lens.tolist())]
-
-
 def logprobs(result: GenerationBatchResult, place: int, count: int, wanted: int | None) -> list[TokenLogprob] | None:
     """Of the first `count` tokens of the request at `place`, with `wanted` alternatives each; None: not asked for."""
     found = result.logprobs

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -143,16 +143,16 @@ class TargetWorker:
         logprobs = None if result.logprobs is None else _on_host(result.logprobs)
         step_ms = (self._clock() - begun) * 1e3
         self._controller.observe(settings, context_tokens, accept_lens, step_ms)
-        stride = result.num_draft_tokens
-        tokens = [next_token_ids[i * stride : i * stride + n] for i, n in enumerate(accept_lens)]
-        return GenerationBatchResult(
+        done = GenerationBatchResult(
             next_token_ids=_HostArray(next_token_ids),
             accept_lens=_HostArray(accept_lens),
             draft_lens=_HostArray(draft_lens),
-            num_draft_tokens=stride,
+            num_draft_tokens=result.num_draft_tokens,
             logprobs=logprobs,
-            errors=self._step.state.grammars.advance(host_rows, tokens),
         )
+        if not self._step.state.grammars.guides(host_rows):
+            return done
+        return replace(done, errors=self._step.state.grammars.advance(host_rows, done.committed()))
 
     def _extend(self, chunks: Sequence[Chunk]) -> GenerationBatchResult:
         state, step = self._step.state, self._step

@@ -19,7 +19,6 @@ from pilotfish_engine.core import CONFIG
 from pilotfish_engine.engine import Parts, assemble
 from pilotfish_engine.model.parallel import Ranks
 from pilotfish_engine.scheduler.scheduler import Scheduler
-from pilotfish_engine.scheduler.steps import committed
 from pilotfish_engine.worker.ranks import Followers, Leader, Load
 from tests.engine.conformance import models
 from tests.engine.conformance.conftest import prompts, variants
@@ -118,6 +117,6 @@ def test_ranks_commit_the_same_tokens(
     harness, answers = story(two.load(checkpoints(method, draft), method, num_steps, topk), settings, overlap)
     assert answers == story(one, settings, overlap)[1]
     assert answers == story(one, [(0, 1)] * len(settings), overlap=False)[1]
-    steps = [committed(result) for _, result in harness.worker.steps]
+    steps = [result.committed() for _, result in harness.worker.steps]
     assert any(len(tokens) > 1 for step in steps for tokens in step) or draft == "random"
     assert two.written(len(steps)) == steps
