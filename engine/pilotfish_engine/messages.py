@@ -53,11 +53,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A tokenised request. The prompt has 1 … max_model_len − 1 tokens (checked in the HTTP process)."""
+    """A tokenised request. The prompt has 1 … max_model_len − 1 tokens (checked in the HTTP process). Of those that
+    wait, the lowest `priority` is admitted first, and the one that came first among equals."""
 
     request_id: str
     prompt: list[int]
     params: SamplingParams
+    priority: int = 0
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):

@@ -61,7 +61,7 @@ class Service:
         return done()
 
     def load(self, users: int) -> chat.Load:
-        return chat.Load(self.model, users, lambda: self.urls, seconds=150)
+        return chat.Load(self.model, users, lambda: self.urls, seconds=400)
 
     def patch(self, patch: dict[str, Any], name: str | None = None) -> None:
         target = ("speculativemodel", name or self.model)

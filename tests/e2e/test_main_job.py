@@ -44,7 +44,7 @@ async def test_it_scales_and_tunes_by_load(service: Service) -> None:
     before = service.status()["speculation"]["desired"]
     async with service.load(users=24) as load:
         await service.until("two replicas serve", lambda: service.status().get("readyReplicas") == 2)
-        await service.until("settings changed", lambda: service.status()["speculation"]["desired"] != before)
+        await service.until("settings changed", lambda: service.status()["speculation"]["desired"] != before, 240)
         await service.until(
             "both engines hold the settings",
             lambda: service.status()["speculation"]["effective"]["podsInStep"] == "2/2",

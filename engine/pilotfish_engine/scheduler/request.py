@@ -41,10 +41,6 @@ class Request:
     def running(self) -> bool:
         return self.row >= 0
 
-    @property
-    def output_ids(self) -> list[int]:
-        return self.token_ids[self.prompt_len :]
-
     def output(self, token_ids: list[int], logprobs: list[TokenLogprob] | None = None) -> Output:
         """What has come of it: the new tokens, its end if it came, and its counts so far."""
         return Output(
