@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from pilotfish_engine.bench.plan import add_flags as add_bench_flags
 from pilotfish_engine.config import MODEL, OPTIONS, EngineConfig, resolve
 from pilotfish_engine.errors import UsageError
 from pilotfish_engine.server.process import refuse, serve
@@ -29,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         flags = parse(arguments)
         if flags["command"] == "inspect":
             _inspect(str(flags["model"]))
+        if flags["command"] == "bench":
+            _bench(flags)
         config = configured(flags)
     except UsageError as error:
         sys.exit(refuse(str(error)))
@@ -53,7 +56,13 @@ def _inspect(source: str) -> NoReturn:
     sys.exit(0)
 
 
-def parse(arguments: Sequence[str] | None) -> dict[str, str | None]:
+def _bench(flags: Mapping[str, Any]) -> NoReturn:
+    from pilotfish_engine.bench.run import bench  # and what only a client needs
+
+    sys.exit(bench(flags))
+
+
+def parse(arguments: Sequence[str] | None) -> dict[str, Any]:
     """Flags by Option.key, and the command. Raises UsageError."""
     return vars(_parser().parse_args(arguments))
 
@@ -70,6 +79,13 @@ def _parser() -> argparse.ArgumentParser:
     serving.add_argument(MODEL.key, metavar=MODEL.metavar, nargs="?", help=f"{MODEL.help} [{MODEL.variable}]")
     inspecting = commands.add_parser("inspect", help="say what a checkpoint is", allow_abbrev=False)
     inspecting.add_argument(MODEL.key, metavar=MODEL.metavar, help=MODEL.help)
+    benching = commands.add_parser(
+        "bench",
+        help="measure any server of OpenAI's API under load",
+        description="Measure any server of OpenAI's API under load.",
+        allow_abbrev=False,
+    )
+    add_bench_flags(benching)
     for option in OPTIONS:
         text = f"{option.help} [{option.variable}]"
         if option.metavar == "BOOL":
