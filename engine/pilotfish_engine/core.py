@@ -1,5 +1,5 @@
-"""The model process: messages in, steps, outputs out. `python -m pilotfish_engine.core ENDPOINT PARENT_PID`, its
-configuration as JSON on standard input.
+"""The model process: messages in, steps, outputs out. `python -m pilotfish_engine.core ENDPOINT PARENT_PID
+LAST_WORDS`, its configuration as JSON on standard input.
 
 Knows nothing about HTTP, text or tensors: what a step is, only the `Core` knows. It never outlives its parent.
 """
@@ -26,6 +26,7 @@ from pilotfish_engine.types import WorkerLimits
 
 HEARTBEAT_SECONDS = 1.0
 HIGH_WATER_MARK = 4096  # messages; past it the faster side waits for the slower
+LAST_WORDS_BYTES = 2048
 _DRAIN_AT_ONCE = 256  # messages taken between two steps, so that a flood of requests cannot stop the running ones
 
 
@@ -69,7 +70,8 @@ class Core(Protocol):
         ...
 
 
-Build = Callable[[EngineConfig], Core]
+Say = Callable[[str], None]  # why this process ends: one sentence, for the one who started it
+Build = Callable[[EngineConfig, Say], Core]
 CONFIG = TypeAdapter(EngineConfig)
 
 
@@ -105,12 +107,12 @@ class Socket:
         self._context.destroy()
 
 
-def run(config: EngineConfig, endpoint: str, build: Build) -> int:
+def run(config: EngineConfig, endpoint: str, build: Build, say: Say) -> int:
     """Builds the engine and loops until killed. Returns 2 when it cannot be built, having said why."""
     socket = Socket(endpoint)
     try:
         socket.send(messages.Heartbeat(unready="the model is loading"))
-        core = build(config)
+        core = build(config, say)
         limits = core.limits
         socket.send(
             messages.CoreReady(
@@ -124,6 +126,9 @@ def run(config: EngineConfig, endpoint: str, build: Build) -> int:
     except UsageError as error:
         socket.send(messages.CoreFailed(str(error)))
         return 2
+    except Exception as error:
+        say(f"{type(error).__name__}: {error}")
+        raise
     finally:
         socket.close()
     return 0
@@ -186,19 +191,27 @@ def die_with(parent: int) -> None:
 
 
 def main(build: Build, arguments: list[str]) -> int:
-    endpoint, parent = arguments
+    """arguments: the endpoint, the parent's process id, and the descriptor of the file for the last words."""
+    endpoint, parent, last_words = arguments
     die_with(int(parent))
-    return run(CONFIG.validate_json(sys.stdin.buffer.read()), endpoint, build)
+    config = CONFIG.validate_json(sys.stdin.buffer.read())
+    return run(config, endpoint, build, lambda sentence: _write(int(last_words), sentence))
 
 
-def _build(config: EngineConfig) -> Core:
+def _write(file: int, sentence: str) -> None:
+    os.write(file, sentence.encode(errors="replace") + b"\n")
+
+
+def _build(config: EngineConfig, say: Say) -> Core:
     share_cores()
     # these import torch: after the first heartbeat
     if config.capacity.tensor_parallel_size > 1:
-        from pilotfish_engine.group import build
-    else:
-        from pilotfish_engine.engine import build
-    return build(config)
+        from pilotfish_engine import group
+
+        return group.build(config, say)
+    from pilotfish_engine import engine
+
+    return engine.build(config)
 
 
 if __name__ == "__main__":

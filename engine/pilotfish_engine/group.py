@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import TYPE_CHECKING
 
 from pilotfish_engine.config import EngineConfig, share_cores
-from pilotfish_engine.core import CONFIG, die_with
+from pilotfish_engine.core import CONFIG, Say, die_with
 from pilotfish_engine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,12 +21,18 @@ COMMAND = (sys.executable, "-m", "pilotfish_engine.group")
 _HEARD_SECONDS = 10.0
 
 
-def build(config: EngineConfig) -> Scheduler:
-    """As engine.build, with the other ranks started. Raises as `assemble`."""
+def build(config: EngineConfig, say: Say) -> Scheduler:
+    """As engine.build, with the other ranks started. Raises as `assemble`. say: told why, when a rank ends or fails;
+    this process then ends."""
     from pilotfish_engine.engine import assemble, schedule
     from pilotfish_engine.worker.ranks import Followers, Leader, Load
 
-    followers = Followers(config.capacity.tensor_parallel_size, COMMAND)
+    def end(sentence: str) -> None:
+        say(sentence)
+        print(sentence, file=sys.stderr, flush=True)
+        os._exit(1)  # the main thread may be inside a collective that nothing ends
+
+    followers = Followers(config.capacity.tensor_parallel_size, COMMAND, end)
 
     def join() -> Ranks:
         ranks = followers.start()

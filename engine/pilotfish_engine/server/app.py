@@ -26,14 +26,14 @@ log = logging.getLogger(__name__)
 CLIENT_CLOSED_REQUEST = 499  # nobody reads it; it keeps the count of what happened true
 
 
-def create(service: Service, api_key: str | None) -> Gate:
+def create(service: Service, api_key: str | None, body_seconds: float) -> Gate:
     app = FastAPI(title="Pilotfish engine", docs_url=None, redoc_url=None)
     app.include_router(Api(service).router)
     app.include_router(Admin(service).router)
     for kind in (ApiError, RequestValidationError, ValidationError, RequestError, CoreGone, HTTPException, ClientGone):
         app.add_exception_handler(kind, _respond)
     app.add_exception_handler(Exception, _respond)
-    return Gate(app, api_key, lambda status: service.metrics.refusals.labels(str(status)).inc())
+    return Gate(app, api_key, body_seconds, lambda status: service.metrics.refusals.labels(str(status)).inc())
 
 
 async def _respond(request: Request, error: Exception) -> Response:

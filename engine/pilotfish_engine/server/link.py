@@ -41,7 +41,8 @@ class Link:
         self.connected = asyncio.Event()
         self.loaded = asyncio.Event()
         self._heard = time.monotonic()
-        self._inboxes: dict[str, Inbox] = {}
+        self._inboxes: dict[str, Inbox] = {}  # of requests that have a place
+        self._running: set[str] = set()  # those of them that have not ended
         self._calls: dict[str, asyncio.Future[messages.Answer]] = {}
         self._sending: set[asyncio.Future[Any]] = set()
         self._decoder = msgspec.msgpack.Decoder(messages.FromCore)
@@ -54,7 +55,9 @@ class Link:
 
     @property
     def in_flight(self) -> int:
-        return len(self._inboxes)
+        """Requests that have a place: until they have ended and somebody took their answer. So what is kept for slow
+        clients is bounded; and so is what waits for a model process that takes nothing."""
+        return max(len(self._inboxes), len(self._sending))
 
     @property
     def silence(self) -> float:
@@ -87,23 +90,27 @@ class Link:
         if inbox is None:  # aborted; what was on its way is dropped
             return
         if output.finish_reason is not None:
-            del self._inboxes[output.request_id]
+            self._running.discard(output.request_id)
         inbox.put_nowait(output)
 
     def submit(self, requests: Iterable[messages.Submit]) -> Inbox:
-        """One inbox for all of them. An output with a finish_reason is a request's last. Raises CoreGone."""
+        """One inbox for all of them. An output with a finish_reason is a request's last. Each has a place until it is
+        let go. Raises CoreGone."""
         inbox: Inbox = asyncio.Queue()
         for request in requests:
             if self.gone is not None:
                 raise self.gone
             self._inboxes[request.request_id] = inbox
+            self._running.add(request.request_id)
             self._send(request)
         return inbox
 
-    def abort(self, request_ids: Iterable[str]) -> None:
-        """Of these requests, ends those that have not ended. Never waits: it runs when a client has gone."""
+    def let_go(self, request_ids: Iterable[str]) -> None:
+        """Aborts those of these requests that have not ended. Never waits: it runs when a client has gone."""
         for request_id in request_ids:
-            if self._inboxes.pop(request_id, None) is not None and self.gone is None:
+            self._inboxes.pop(request_id, None)
+            if request_id in self._running:
+                self._running.remove(request_id)
                 self._send(messages.Abort(request_id))
 
     async def call(self, kind: type[Call], **fields: bytes) -> bytes:
@@ -130,6 +137,7 @@ class Link:
         for inbox in set(self._inboxes.values()):
             inbox.put_nowait(self.gone)
         self._inboxes.clear()
+        self._running.clear()
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(self.gone)

@@ -5,6 +5,7 @@ Plain ASGI, so that streaming and disconnects go through untouched. Outermost: i
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import re
 import uuid
@@ -24,19 +25,30 @@ _REQUEST_ID = re.compile(r"[\w.:-]{1,128}\Z", re.ASCII)
 class TooLarge(ApiError):
     def __init__(self) -> None:
         super().__init__(
-            413, f"the body is larger than {MAX_BODY_BYTES} bytes; a smaller one would work", code="body_too_large",
+            413, f"the body is larger than {MAX_BODY_BYTES} bytes; a smaller one would work", code="body_too_large"
+        )
+
+
+class TooSlow(ApiError):
+    def __init__(self, seconds: float) -> None:
+        super().__init__(
+            408, f"the body was not complete within {seconds:g} s; send it faster", code="body_too_slow",
             headers={"Connection": "close"},
         )  # fmt: skip
 
 
 class Gate:
     """api_key: what clients of the API must send as a bearer token; None: nothing. Probes, metrics and the admin
-    routes do not take it: those that change something have a token of their own."""
+    routes do not take it: those that change something have a token of their own. refused: told every status from
+    400."""
 
-    def __init__(self, app: ASGIApp, api_key: str | None, refused: Callable[[int], None]) -> None:
+    def __init__(
+        self, app: ASGIApp, api_key: str | None, body_seconds: float, refused: Callable[[int], None]
+    ) -> None:
         self._app = app
         self._api_key = api_key
-        self._refused = refused  # told every status from 400
+        self._body_seconds = body_seconds
+        self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -56,7 +68,10 @@ class Gate:
 
         try:
             self._check_key(scope["path"], headers)
-            body = await _whole_body(headers, receive)
+            async with asyncio.timeout(self._body_seconds):
+                body = await _whole_body(headers, receive)
+        except TimeoutError:
+            await TooSlow(self._body_seconds).response()(scope, receive, send_with_id)
         except ApiError as error:
             await error.response()(scope, receive, send_with_id)
         except ClientGone:

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import logging
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -26,9 +27,10 @@ import uvicorn
 import uvloop
 
 from pilotfish_engine.config import EngineConfig, ServerConfig
-from pilotfish_engine.core import CONFIG
+from pilotfish_engine.core import CONFIG, LAST_WORDS_BYTES
 from pilotfish_engine.errors import UsageError
 from pilotfish_engine.server import app
+from pilotfish_engine.server.connection import Patience, patient
 from pilotfish_engine.server.link import Link
 from pilotfish_engine.server.service import Service
 from pilotfish_engine.source import resolve
@@ -43,9 +45,9 @@ SECRET_BYTES = 4096
 _LAST_WORDS_SECONDS = 0.5  # for what a dead model process had said, and for the errors on their way to clients
 
 
-def serve(config: EngineConfig, core_command: Sequence[str] = CORE) -> int:
+def serve(config: EngineConfig, core_command: Sequence[str] = CORE, patience: Patience | None = None) -> int:
     """Serves until told to end; returns the exit code. core_command: how the model process is started, to which the
-    endpoint and this process's id are added."""
+    arguments of `core.main` are added."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
@@ -54,10 +56,12 @@ def serve(config: EngineConfig, core_command: Sequence[str] = CORE) -> int:
         listener = _bind(config.server)
     except UsageError as error:
         return refuse(str(error))
+    _allow_many_connections()
     folder = Path(tempfile.mkdtemp(prefix="pilotfish-"))  # mode 0700: nobody else may speak to the model process
     try:
         with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(config, listener, folder, core_command, api_key, admin_token))
+            life = _serve(config, listener, folder, core_command, patience or Patience(), api_key, admin_token)
+            return runner.run(life)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -84,6 +88,7 @@ async def _serve(
     listener: socket.socket,
     folder: Path,
     core_command: Sequence[str],
+    patience: Patience,
     api_key: str | None,
     admin_token: str | None,
 ) -> int:
@@ -91,13 +96,17 @@ async def _serve(
     door = os.open(folder, os.O_PATH)
     endpoint = f"ipc:///proc/self/fd/{door}/core"
     service = Service(config, Link(endpoint), admin_token)
-    core = _start_core(config, [*core_command, endpoint, str(os.getpid())], door)
+    last_words = os.memfd_create("last words")
+    core = _start_core(config, [*core_command, endpoint, str(os.getpid()), str(last_words)], [door, last_words])
     http = _Http(
         uvicorn.Config(
-            app.create(service, api_key),
+            app.create(service, api_key, patience.body_seconds),
+            http=patient(patience),
+            ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
+            timeout_keep_alive=patience.idle_seconds,
             timeout_graceful_shutdown=5,
         )
     )
@@ -107,10 +116,10 @@ async def _serve(
     serving = life.watch(http.serve([listener]))
     life.watch(service.link.receive_forever())
     life.watch(life.load(listener, folder))
-    life.watch(life.outlive(core))
+    life.watch(life.outlive(core, last_words))
     try:
         exit_code, sentence = await life.ending
-        service.link.end(sentence or "the engine is shutting down")
+        service.link.end((sentence or "the engine is shutting down").partition("\n")[0])
         http.should_exit = True
         await asyncio.wait([serving])
     finally:
@@ -124,7 +133,7 @@ async def _serve(
 class _Life:
     """What can end the engine: a signal, the model process, a file that cannot be read, a bug. The first one counts.
 
-    ending: the exit code, and the sentence that goes with it.
+    ending: the exit code, and the sentence that goes with it. Clients are told its first line.
     """
 
     def __init__(self, config: EngineConfig, service: Service) -> None:
@@ -163,8 +172,8 @@ class _Life:
         host, port = listener.getsockname()[:2]
         log.info("serving %s on http://%s:%d", self._service.name, f"[{host}]" if ":" in host else host, port)
 
-    async def outlive(self, core: subprocess.Popen[bytes]) -> None:
-        """Waits for the model process to end, which it never does by itself."""
+    async def outlive(self, core: subprocess.Popen[bytes], last_words: int) -> None:
+        """Waits for the model process to end, which it never does by itself. last_words: a file, of `core.main`."""
         code = await _on_thread(core.wait)
         deadline = time.monotonic() + _LAST_WORDS_SECONDS
         while code == 2 and self._service.link.failed is None and time.monotonic() < deadline:
@@ -173,7 +182,8 @@ class _Life:
             self._end(2, self._service.link.failed)
             return
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        self._end(1, f"the model process ended unexpectedly ({how}); its own log says why")
+        why = os.pread(last_words, LAST_WORDS_BYTES, 0).decode(errors="replace").strip()
+        self._end(1, f"the model process ended unexpectedly ({how})\n{why}".strip())
 
     async def _drain(self) -> None:
         deadline = time.monotonic() + self._config.server.drain_seconds
@@ -220,15 +230,21 @@ def _on_thread(work: Callable[[], T]) -> asyncio.Future[T]:
     return future
 
 
-def _start_core(config: EngineConfig, command: Sequence[str], door: int) -> subprocess.Popen[bytes]:
+def _start_core(config: EngineConfig, command: Sequence[str], files: Sequence[int]) -> subprocess.Popen[bytes]:
     """In a session of its own: a terminal's Ctrl-C, or a signal to the whole group, must not cut the draining short.
 
-    `door`: the descriptor that the endpoint's path names."""
-    core = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, pass_fds=[door])
+    files: the descriptors that the command names."""
+    core = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, pass_fds=files)
     assert core.stdin is not None
     with contextlib.suppress(BrokenPipeError), core.stdin:  # when it has died already, `outlive` says so
         core.stdin.write(CONFIG.dump_json(config))
     return core
+
+
+def _allow_many_connections() -> None:
+    """Each request in the queue has one; 1024 descriptors, a common limit, would be the narrower queue."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _bind(config: ServerConfig) -> socket.socket:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -87,16 +86,11 @@ def join(rank: int, size: int, store: int) -> Ranks:
     return ranks
 
 
-def _end_process(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)
-    os._exit(1)  # the main thread may be inside a collective that nothing ends
-
-
 class Followers:
     """The processes of ranks 1 … size − 1. command: what starts one, to which its rank, the size, the descriptor of
     `join` and this process's id are added. end: called, on any thread, with why the group cannot go on."""
 
-    def __init__(self, size: int, command: Sequence[str], end: Callable[[str], None] = _end_process) -> None:
+    def __init__(self, size: int, command: Sequence[str], end: Callable[[str], None]) -> None:
         self.end = end
         self._size = size
         self._command = command

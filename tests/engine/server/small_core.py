@@ -14,6 +14,7 @@ from pilotfish_engine import core, messages
 from pilotfish_engine.config import EngineConfig
 from pilotfish_engine.contract.speculation import CostProfile, Counters, Effective, EngineReport, EnvelopeUpdate
 from pilotfish_engine.errors import EnvelopeError, MethodError, RequestError
+from pilotfish_engine.server.connection import Patience
 from pilotfish_engine.source import resolve
 from pilotfish_engine.tokenizer import StopStrings, load
 from pilotfish_engine.types import WorkerLimits
@@ -31,6 +32,7 @@ class Behaviour(msgspec.Struct):
     usage_error: str | None = None
     unready: str | None = None
     crash_while_loading: bool = False
+    patience: Patience = Patience()
 
 
 class Running:
@@ -170,7 +172,7 @@ class SmallCore:
 def main() -> int:
     behaviour = msgspec.json.decode(sys.argv[1], type=Behaviour)
 
-    def build(config: EngineConfig) -> core.Core:
+    def build(config: EngineConfig, say: core.Say) -> core.Core:
         time.sleep(behaviour.load_seconds)
         assert not behaviour.crash_while_loading, "asked to crash"
         if behaviour.usage_error is not None:

@@ -133,7 +133,7 @@ def test_a_size_that_does_not_fit_the_model_is_refused_before_another_process_st
     config = EngineConfig(ModelConfig(str(model)), capacity=CapacityConfig(tensor_parallel_size=3))
     before = children(os.getpid())  # of other tests
     with pytest.raises(UsageError, match=r"is 3, and .*/model0 has 4 attention heads, 2 KV heads.*; 1 or 2 would work"):
-        build(config)
+        build(config, str)
     assert children(os.getpid()) == before
 
 

@@ -1,0 +1,80 @@
+"""One client's connection: uvicorn's HTTP/1.1, with an end for a client that is waited for in vain.
+
+Knows nothing about requests. The body of a request that is being served, the gate waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+
+@dataclass(frozen=True)
+class Patience:
+    """For how long a client is waited for. idle: without a request; longer than clients and balancers keep unused
+    connections, or they would send into one that just closes. head, body: until it is complete. unread: with an answer
+    of which it takes nothing."""
+
+    idle_seconds: int = 75
+    head_seconds: float = 10.0
+    body_seconds: float = 60.0
+    unread_seconds: float = 60.0
+
+
+def patient(patience: Patience) -> type[asyncio.Protocol]:
+    """What uvicorn makes of each connection."""
+
+    class Connection(H11Protocol):
+        _owed: asyncio.TimerHandle | None = None
+        _unread: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._wait_for_client()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._wait_for_client()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._wait_for_client()
+
+        def send_400_response(self, msg: str) -> None:
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                super().send_400_response(msg)
+            else:  # within an answer, or behind it
+                self.transport.abort()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._unread = self.loop.call_later(patience.unread_seconds, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            if self._unread is not None:
+                self._unread.cancel()
+            super().resume_writing()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            for timer in (self._owed, self._unread):
+                if timer is not None:
+                    timer.cancel()
+            super().connection_lost(exc)
+
+        def _wait_for_client(self) -> None:
+            """Time runs for a head that has begun, for the connection's first, and for what is left of a body whose
+            request has been answered, which is thrown away."""
+            client, server = self.conn.their_state, self.conn.our_state
+            head = client is h11.IDLE and self.timeout_keep_alive_task is None
+            rest = client is h11.SEND_BODY and server is h11.DONE
+            if not (head or rest or self._owed is None):
+                self._owed.cancel()
+                self._owed = None
+            elif (head or rest) and self._owed is None and not self.transport.is_closing():
+                seconds = patience.head_seconds if head else patience.body_seconds
+                self._owed = self.loop.call_later(seconds, self.transport.abort)
+
+    return Connection
