@@ -59,7 +59,7 @@ SETTINGS = {
     "chain of 4": EnvelopeUpdate(num_steps=4, topk=1, num_draft_tokens=5, tuning="Fixed", disable_threshold=1000),
     "tree of 8": EnvelopeUpdate(num_steps=4, topk=2, num_draft_tokens=8, tuning="Fixed", disable_threshold=1000),
 }
-PLAIN = EnvelopeUpdate(num_steps=0, tuning="Fixed")
+PLAIN = EnvelopeUpdate(num_steps=0, topk=1, tuning="Fixed")
 PARTS = ("draft", "tree", "verify", "extend", "rest")
 
 
