@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
@@ -11,6 +10,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from pilotfish_engine.messages import Grammar
 from pilotfish_engine.server import shapes
 from pilotfish_engine.server.bodies import (
     ChatRequest,
@@ -19,10 +19,12 @@ from pilotfish_engine.server.bodies import (
     Generate,
     TokenizeRequest,
 )
-from pilotfish_engine.server.failures import ApiError
-from pilotfish_engine.server.generation import Generation, check_choices, check_prompt, sampling_params
+from pilotfish_engine.server.conversation import NamedTool
+from pilotfish_engine.server.failures import ApiError, Invalid
+from pilotfish_engine.server.generation import Generation, Piece, check_choices, check_tokens, sampling_params
 from pilotfish_engine.server.service import Service
 from pilotfish_engine.server.streaming import EventStream, unless_gone
+from pilotfish_engine.server.tool_calls import Calls, style_of
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, for /v1/completions
 
@@ -41,36 +43,63 @@ class Api:
         route("/detokenize", self.detokenize, methods=["POST"])
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
-        self._service.check_model(body.model)
-        prompts = [await self._service.encode_chat(body.messages)]
+        service = self._service
+        service.check_model(body.model)
+        tokenizer, _ = service.loaded()
+        calls = _calls_of(body, "" if tokenizer.chat_template is None else tokenizer.chat_template.source)
+        prompt = await service.encode_chat(body.messages, body.offered_tools, body.chat_template_kwargs or {})
+        shape = shapes.Chat(
+            None if body.alternatives is None else tokenizer, body.n or 1, None if calls is None else calls.reader
+        )
         longest = body.max_completion_tokens or body.max_tokens
-        return await self._generate(body, request, prompts, longest, shapes.Chat())
+        return await self._generate(body, request, [prompt], longest, shape, _demanded(body, calls))
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
-        self._service.check_model(body.model)
-        check_choices(len(body.prompt), body.n or 1)
-        prompts = [await self._service.encode(prompt, "prompt") for prompt in body.prompt]
+        service, n = self._service, body.n or 1
+        service.check_model(body.model)
+        check_choices(len(body.prompt), n)
+        prompts = [await service.encode(prompt, "prompt") for prompt in body.prompt]
+        tokenizer, _ = service.loaded()
+        texts = [prompt if isinstance(prompt, str) else tokenizer.decode(prompt) for prompt in body.prompt]
+        echoes = [text if body.echo else "" for text in texts for _ in range(n)]
+        shape = shapes.Completion(None if body.alternatives is None else tokenizer, echoes)
         longest = body.max_tokens or DEFAULT_COMPLETION_TOKENS
-        return await self._generate(body, request, prompts, longest, shapes.Completion())
+        return await self._generate(body, request, prompts, longest, shape, _demanded(body, None))
 
     async def _generate(
-        self, body: Generate, request: Request, prompts: list[list[int]], longest: int | None, shape: shapes.Shape
+        self,
+        body: Generate,
+        request: Request,
+        prompts: list[list[int]],
+        longest: int | None,
+        shape: shapes.Shape,
+        demanded: tuple[Grammar | None, str],
     ) -> Response:
+        """demanded: what the answer must be, and the field that says so."""
         service = self._service
         tokenizer, limits = service.loaded()
         room = limits.max_model_len - max(map(len, prompts))
-        params = sampling_params(body, min(longest or room, room))
+        grammar, field = demanded
+        params = sampling_params(body, min(longest or room, room), tokenizer.vocab_size, grammar)
         n = body.n or 1
         service.admit(len(prompts) * n)
-        generation = Generation(service.link, tokenizer, service.metrics, prompts, params, n)
-        writer = shapes.Writer(shape, request.state.request_id, service.name)
-        if body.stream:
-            with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-            return EventStream(_events(writer, generation, with_usage), generation.close)
-        try:
-            return JSONResponse(await unless_gone(request.receive, _collect(writer, generation)))
-        finally:
+        generation = Generation(
+            service.link, tokenizer, service.metrics, prompts, params, n, body.priority or 0, {"grammar": field}
+        )
+        writer = shapes.Writer(shape, request.state.request_id, service.name, service.fingerprint)
+        if not body.stream:
+            try:
+                return JSONResponse(await unless_gone(request.receive, _collect(writer, generation)))
+            finally:
+                generation.close()
+        pieces = generation.pieces()
+        try:  # what is wrong with a request shows with its first output: before the status is sent
+            first = await unless_gone(request.receive, _next(pieces))
+        except BaseException:
             generation.close()
+            raise
+        with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        return EventStream(_events(writer, generation, first, pieces, with_usage), generation.close)
 
     async def models(self) -> dict[str, Any]:
         return {"object": "list", "data": [self._card()]}
@@ -91,32 +120,76 @@ class Api:
 
     async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
         self._service.check_model(body.model)
-        tokenizer, limits = self._service.loaded()
+        _, limits = self._service.loaded()
         if body.messages is not None:
-            tokens = await self._service.encode_chat(body.messages)
+            tokens = await self._service.encode_chat(body.messages, body.tools or [], body.chat_template_kwargs or {})
         else:
-            text = body.prompt or ""
-            tokens = await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=body.add_special_tokens)
+            tokens = await self._service.tokens_of(
+                body.prompt or "", "prompt", add_special_tokens=body.add_special_tokens
+            )
         return {"count": len(tokens), "max_model_len": limits.max_model_len, "tokens": tokens}
 
     async def detokenize(self, body: DetokenizeRequest) -> dict[str, Any]:
         self._service.check_model(body.model)
-        tokenizer, _ = self._service.loaded()
-        if body.tokens:
-            check_prompt(body.tokens, len(body.tokens) + 1, tokenizer.vocab_size, "tokens")
+        tokenizer, limits = self._service.loaded()
+        if len(body.tokens) > limits.max_model_len:
+            raise Invalid(
+                f"tokens has {len(body.tokens)} ids, and the context holds {limits.max_model_len}; "
+                f"at most {limits.max_model_len} would work",
+                "tokens",
+            )
+        check_tokens(body.tokens, tokenizer.vocab_size, "tokens")
         return {"prompt": tokenizer.decode(body.tokens)}
 
 
+def _calls_of(body: ChatRequest, template: str) -> Calls | None:
+    """How the model may or must call tools. Raises Invalid when it is left to a model that knows none."""
+    if not body.offered_tools:
+        return None
+    style = style_of(template)
+    if style is None and body.choice == "auto":
+        raise Invalid(
+            "tools cannot be left to this model: its chat template shows none, or writes calls in a way that is not "
+            "known; tool_choice 'required' or a named function would work",
+            "tools",
+        )
+    named = body.choice.function.name if isinstance(body.choice, NamedTool) else None
+    functions = [tool.function for tool in body.offered_tools if named in (None, tool.function.name)]
+    return Calls(
+        style or "json",
+        functions,
+        required=body.choice != "auto",
+        several=named is None and body.parallel_tool_calls is not False,
+    )
+
+
+def _demanded(body: Generate, calls: Calls | None) -> tuple[Grammar | None, str]:
+    """What the answer must be, and the field that says so."""
+    if body.structured_outputs is not None:
+        return body.structured_outputs.as_grammar(), "structured_outputs"
+    form = body.answer_format
+    if calls is not None and (calls.required or form is not None):
+        return calls.grammar(form), "tools"
+    return form, "response_format"
+
+
+async def _next(pieces: AsyncGenerator[Piece, None]) -> Piece:
+    return await anext(pieces)
+
+
 async def _collect(writer: shapes.Writer, generation: Generation) -> dict[str, Any]:
-    texts, reasons = [""] * generation.size, [""] * generation.size
     async for piece in generation.pieces():
-        texts[piece.index] += piece.text
-        reasons[piece.index] = piece.finish_reason or ""
-    choices = [writer.shape.whole(i, text, reasons[i]) for i, text in enumerate(texts)]
-    return writer.whole(choices, generation.usage())
+        writer.shape.part(piece)
+    return writer.whole(generation.size, generation.usage())
 
 
-async def _events(writer: shapes.Writer, generation: Generation, with_usage: bool) -> AsyncGenerator[bytes, None]:
+async def _events(
+    writer: shapes.Writer,
+    generation: Generation,
+    first: Piece,
+    pieces: AsyncGenerator[Piece, None],
+    with_usage: bool,
+) -> AsyncGenerator[bytes, None]:
     def chunk(choice: dict[str, Any] | None, usage: dict[str, Any] | None = None) -> bytes:
         written = writer.chunk(choice)
         return msgspec.json.encode(written | {"usage": usage} if with_usage else written)
@@ -125,8 +198,11 @@ async def _events(writer: shapes.Writer, generation: Generation, with_usage: boo
         for index in range(generation.size):
             if (opening := writer.shape.opening(index)) is not None:
                 yield chunk(opening)
-        async for piece in generation.pieces():
-            yield chunk(writer.shape.part(piece))
+        if (part := writer.shape.part(first)) is not None:
+            yield chunk(part)
+        async for piece in pieces:
+            if (part := writer.shape.part(piece)) is not None:
+                yield chunk(part)
         if with_usage:
             yield chunk(None, shapes.usage_json(generation.usage()))
         yield b"[DONE]"

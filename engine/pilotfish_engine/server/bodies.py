@@ -5,47 +5,31 @@ Knows nothing about the loaded model: what depends on its limits, `generation` c
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from pilotfish_engine.contract.speculation import EnvelopeUpdate
-from pilotfish_engine.server.unserved import IN_MESSAGES, IN_REQUESTS, without_unserved
+from pilotfish_engine.messages import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKENS, Grammar
+from pilotfish_engine.server.conversation import MAX_TOOLS, Message, NamedTool, Tool, ToolChoice, check_tools
+from pilotfish_engine.server.structure import ResponseFormat, StructuredOutputs
+from pilotfish_engine.server.text import Body, JsonObject, Text, well_formed
+from pilotfish_engine.server.unserved import IN_REQUESTS, without_unserved
 
 MAX_CHOICES = 128  # prompts times n of one request
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 128
 MAX_TOKENS = 1 << 24
 
+_TOKEN_KEY = r"^(0|[1-9][0-9]{0,8})$"
+
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
-
-
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
-
-
-def _text_of(value: Any) -> Any:
-    """A message's content: a text, or a list of text parts, which are joined."""
-    if not isinstance(value, list):
-        return value
-    for part in value:
-        if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
-            raise PydanticCustomError(
-                "parts", "only parts of type text are served, such as {{'type': 'text', 'text': …}}"
-            )
-    return "".join(part["text"] for part in value)
-
-
-def _well_formed(text: str) -> str:
-    """JSON can escape half a surrogate pair, which is no text."""
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise PydanticCustomError("surrogate", "half a surrogate pair is no character; whole ones would work")
-    return text
 
 
 def _as_prompts(value: Any) -> Any:
@@ -60,12 +44,21 @@ def _as_prompts(value: Any) -> Any:
         )
     for prompt in prompts:
         if isinstance(prompt, str):
-            _well_formed(prompt)
+            well_formed(prompt)
     return prompts
 
 
 def _is_token_list(value: Any) -> bool:
     return isinstance(value, list) and len(value) > 0 and all(type(token) is int for token in value)
+
+
+def _keys_are_tokens(value: dict[str, float]) -> dict[str, float]:
+    foreign = next((key for key in value if not re.match(_TOKEN_KEY, key)), None)
+    if foreign is not None:
+        raise PydanticCustomError(
+            "token", "its keys are token ids, and {key} is none; '42' would work", {"key": repr(foreign[:40])}
+        )
+    return value
 
 
 def _as_threshold(value: Any) -> Any:
@@ -74,37 +67,52 @@ def _as_threshold(value: Any) -> Any:
     return value
 
 
-Text = Annotated[str, AfterValidator(_well_formed)]
-Content = Annotated[Text, BeforeValidator(_text_of)]
 Stop = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Prompts = Annotated[list[str | list[int]], PlainValidator(_as_prompts)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Bias = Annotated[
+    dict[str, Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=MAX_LOGIT_BIAS, json_schema_extra={"propertyNames": {"pattern": _TOKEN_KEY}}),
+    AfterValidator(_keys_are_tokens),
+]
 
 
-class StreamOptions(_Body):
+class StreamOptions(Body):
     include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
 
 
-class Generate(_Body):
-    """What /v1/chat/completions and /v1/completions have in common. top_k, min_p, ignore_eos and stop_token_ids are
-    not OpenAI's, but widely sent. user, metadata and the like are accepted and kept nowhere."""
+class Generate(Body):
+    """What /v1/chat/completions and /v1/completions have in common. top_k, min_p, repetition_penalty, min_tokens,
+    ignore_eos, stop_token_ids, priority (the lowest first) and structured_outputs are not OpenAI's, but widely sent.
+    user, metadata and the like are accepted and kept nowhere."""
 
     model: Text
     max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
+    min_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS)
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, lt=1 << 31)
     min_p: float | None = Field(None, ge=0, le=1)
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: float | None = Field(None, ge=0.1, le=10)
+    logit_bias: Bias | None = None
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     stop: Annotated[list[Stop], BeforeValidator(_as_list), Field(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: list[TokenId] | None = Field(None, max_length=64)
+    stop_token_ids: list[TokenId] | None = Field(None, max_length=MAX_STOP_TOKENS)
     ignore_eos: bool | None = None
+    priority: int | None = Field(None, ge=-(1 << 31), lt=1 << 31)
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -112,53 +120,98 @@ class Generate(_Body):
         return without_unserved(body, IN_REQUESTS)
 
     @model_validator(mode="after")
-    def _stream_options_need_stream(self) -> Self:
+    def _fields_fit_each_other(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise PydanticCustomError("field", "needs stream: true", {"field": "stream_options"})
+            raise _wrong("stream_options", "needs stream: true")
+        if self.structured_outputs is not None and self.answer_format is not None:
+            raise _wrong("structured_outputs", "and response_format exclude each other; one of them would work")
         return self
 
-
-class Message(_Body):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
-    name: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unserved(cls, body: Any) -> Any:
-        return without_unserved(body, IN_MESSAGES)
+    @property
+    def answer_format(self) -> Grammar | None:
+        return None if self.response_format is None else self.response_format.grammar()
 
     @property
-    def for_template(self) -> dict[str, str]:
-        """Templates know the role developer by its old name."""
-        return {"role": "system" if self.role == "developer" else self.role, "content": self.content}
+    def alternatives(self) -> int | None:
+        """How many are wanted beside each token's log-probability; None: not even that."""
+        raise NotImplementedError
 
 
 class ChatRequest(Generate):
+    """chat_template_kwargs: variables for the chat template, such as enable_thinking."""
+
     messages: list[Message] = Field(min_length=1, max_length=4096)
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: JsonObject | None = None
+
+    @model_validator(mode="after")
+    def _chat_fields_fit_each_other(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise _wrong("top_logprobs", "needs logprobs: true")
+        check_tools(self.tools or [], self.tool_choice)
+        if self.offered_tools and self.structured_outputs is not None:
+            raise _wrong("structured_outputs", "excludes calls of tools; tool_choice 'none' would work")
+        if self.offered_tools and self.choice != "auto" and self.answer_format is not None:
+            raise _wrong("response_format", "excludes a call that is required; tool_choice 'auto' would work")
+        return self
+
+    @property
+    def choice(self) -> Literal["none", "auto", "required"] | NamedTool:
+        return self.tool_choice or "auto"
+
+    @property
+    def offered_tools(self) -> list[Tool]:
+        return [] if self.choice == "none" else self.tools or []
+
+    @property
+    def alternatives(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class CompletionRequest(Generate):
+    """best_of: as many as n, for the best of more would have to be found among hidden ones."""
+
     prompt: Prompts
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    echo: bool | None = None
+    best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
+
+    @model_validator(mode="after")
+    def _completion_fields_fit_each_other(self) -> Self:
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise _wrong("best_of", f"is served where it equals n; {self.n or 1} would work")
+        if self.echo and self.logprobs is not None:
+            raise _wrong("echo", "with logprobs is not served; one of them would work")
+        return self
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.logprobs
 
 
-class TokenizeRequest(_Body):
-    """prompt as in /v1/completions, or messages as in /v1/chat/completions."""
+class TokenizeRequest(Body):
+    """prompt as in /v1/completions, or messages and what goes with them as in /v1/chat/completions."""
 
     model: str | None = None
     prompt: Text | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
+    messages: list[Message] | None = Field(None, min_length=1, max_length=4096)
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    chat_template_kwargs: JsonObject | None = None
     add_special_tokens: bool = True
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
-            raise PydanticCustomError("field", "or messages is needed, and not both", {"field": "prompt"})
+            raise _wrong("prompt", "or messages is needed, and not both")
         return self
 
 
-class DetokenizeRequest(_Body):
+class DetokenizeRequest(Body):
     model: str | None = None
     tokens: list[TokenId]
 
@@ -169,3 +222,7 @@ class SpeculationUpdate(EnvelopeUpdate):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     disable_threshold: Annotated[Literal["Auto"] | int | None, PlainValidator(_as_threshold)] = None
+
+
+def _wrong(field: str, sentence: str) -> PydanticCustomError:
+    return PydanticCustomError("field", "{sentence}", {"field": field, "sentence": sentence})

@@ -125,7 +125,7 @@ async def _serve(
     finally:
         core.kill()
         await life.cancel()
-        service.link.close()
+        service.close()
         core.wait()
     return exit_code if sentence is None else refuse(sentence, exit_code)
 

@@ -6,15 +6,18 @@ Knows nothing about HTTP but that a refusal is an ApiError.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pilotfish_engine.config import EngineConfig
 from pilotfish_engine.messages import CoreReady
-from pilotfish_engine.server.bodies import Message
+from pilotfish_engine.server.conversation import Message, Tool
 from pilotfish_engine.server.failures import ApiError, Invalid, Unavailable
 from pilotfish_engine.server.generation import check_prompt, too_long
 from pilotfish_engine.server.link import Link
 from pilotfish_engine.server.metrics import Metrics
+from pilotfish_engine.server.rendering import Renderer
 from pilotfish_engine.source import default_name
 from pilotfish_engine.tokenizer import TemplateError, Tokenizer
 
@@ -28,12 +31,19 @@ class Service:
 
     def __init__(self, config: EngineConfig, link: Link, admin_token: str | None) -> None:
         self.name = config.server.served_name or default_name(config.model.source)
+        self.fingerprint = _fingerprint(config)
         self.link = link
         self.admin_token = admin_token
         self.metrics = Metrics()
         self.tokenizer: Tokenizer | None = None
         self.draining = False
+        self._renderer: Renderer | None = None  # from the first chat on
         self._max_waiting = config.capacity.max_waiting_requests
+
+    def close(self) -> None:
+        self.link.close()
+        if self._renderer is not None:
+            self._renderer.close()
 
     def why_not_live(self) -> str | None:
         if self.link.gone is not None:
@@ -85,26 +95,40 @@ class Service:
         """Raises Invalid when the model cannot take it."""
         tokenizer, _ = self.loaded()
         if isinstance(prompt, str):
-            prompt = await self._encode_text(tokenizer, prompt, field, add_special_tokens=True)
+            prompt = await self.tokens_of(prompt, field, add_special_tokens=True)
         check_prompt(prompt, self.context(), tokenizer.vocab_size, field)
         return prompt
 
-    async def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    async def encode_chat(
+        self, messages: Sequence[Message], tools: Sequence[Tool], variables: Mapping[str, Any]
+    ) -> list[int]:
+        """variables: what the template gets beside messages and tools. Raises Invalid."""
         tokenizer, _ = self.loaded()
         if tokenizer.chat_template is None:
             raise Invalid(f"the model {self.name!r} has no chat template; /v1/completions would work", "messages")
+        if self._renderer is None:
+            self._renderer = Renderer(tokenizer.chat_template)
+        shown = [message.for_template() for message in messages]
         try:
-            text = tokenizer.chat_template.render([message.for_template for message in messages])
+            text = await self._renderer.render(shown, [tool.for_template() for tool in tools], variables)
         except TemplateError as error:
-            raise Invalid(str(error), "messages") from error
-        prompt = await self._encode_text(tokenizer, text, "messages", add_special_tokens=False)
+            raise Invalid(f"messages: {error}", "messages") from error
+        prompt = await self.tokens_of(text, "messages", add_special_tokens=False)
         check_prompt(prompt, self.context(), tokenizer.vocab_size, "messages")
         return prompt
 
-    async def _encode_text(self, tokenizer: Tokenizer, text: str, field: str, *, add_special_tokens: bool) -> list[int]:
+    async def tokens_of(self, text: str, field: str, *, add_special_tokens: bool) -> list[int]:
+        """Raises Invalid for a text that cannot fit into the context, before it costs anything."""
+        tokenizer, _ = self.loaded()
         context = self.context()
         if len(text) > context * tokenizer.longest_piece:  # too long however it is split
             raise too_long(field, f"has {len(text)} characters", context)
         if len(text) <= _INLINE_CHARACTERS:
             return tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
+
+
+def _fingerprint(config: EngineConfig) -> str:
+    """The same for engines whose answers to a seed are the same: drafts, batches and caches change none."""
+    what = f"{config.model.source} {config.model.dtype} {config.capacity.tensor_parallel_size}"
+    return "fp_" + hashlib.sha256(what.encode()).hexdigest()[:12]

@@ -1,11 +1,19 @@
-"""How answers are written down: OpenAI's objects for chat and for plain completions, whole and in chunks."""
+"""How answers are written down: OpenAI's objects for chat and for plain completions, whole and in chunks.
+
+A shape is fed the pieces of one request's choices in order; the whole answer is what its parts add up to.
+"""
 
 from __future__ import annotations
 
 import time
+import uuid
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from pilotfish_engine.server.generation import Piece, Usage
+from pilotfish_engine.server.logprobs import ScoredToken, chat_logprobs, completion_logprobs
+from pilotfish_engine.server.tool_calls import CallPart, Reader
+from pilotfish_engine.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 
@@ -16,54 +24,132 @@ class Shape(Protocol):
     id_prefix: str
 
     def opening(self, index: int) -> Json | None:
-        """The choice of a chunk before any text, if there is one."""
+        """The choice of a chunk before any piece, if there is one."""
         ...
 
-    def part(self, piece: Piece) -> Json: ...
+    def part(self, piece: Piece) -> Json | None:
+        """The choice of a chunk; None when the piece shows nothing yet."""
+        ...
 
-    def whole(self, index: int, text: str, finish_reason: str) -> Json: ...
+    def whole(self, index: int) -> Json:
+        """When every piece has been fed."""
+        ...
+
+
+class _Choice:
+    """shown: how many of the tokens have been told of in chunks."""
+
+    def __init__(self, reader: Reader | None = None) -> None:
+        self.reader = reader
+        self.text = ""
+        self.calls: list[Json] = []
+        self.tokens: list[ScoredToken] = []
+        self.shown = 0
+        self.finish_reason: str | None = None
+
+    def unshown(self) -> Sequence[ScoredToken]:
+        tokens, self.shown = self.tokens[self.shown :], len(self.tokens)
+        return tokens
 
 
 class Chat:
+    """new_reader: where an answer may contain calls of tools, what finds them."""
+
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
     id_prefix = "chatcmpl-"
 
-    def opening(self, index: int) -> Json | None:
-        return _choice(index, None, delta={"role": "assistant", "content": ""})
+    def __init__(self, tokenizer: Tokenizer | None, size: int, new_reader: Callable[[], Reader] | None = None) -> None:
+        """tokenizer: None where no log-probabilities are wanted."""
+        self._tokenizer = tokenizer
+        self._choices = [_Choice(None if new_reader is None else new_reader()) for _ in range(size)]
 
-    def part(self, piece: Piece) -> Json:
-        return _choice(piece.index, piece.finish_reason, delta={"content": piece.text} if piece.text else {})
+    def opening(self, index: int) -> Json:
+        return _choice(index, None, None, delta={"role": "assistant", "content": ""})
 
-    def whole(self, index: int, text: str, finish_reason: str) -> Json:
-        return _choice(index, finish_reason, message={"role": "assistant", "content": text, "refusal": None})
+    def part(self, piece: Piece) -> Json | None:
+        choice = self._choices[piece.index]
+        choice.tokens += piece.tokens
+        choice.finish_reason = piece.finish_reason
+        delta = self._delta(choice, piece)
+        if choice.calls and piece.finish_reason == "stop":
+            choice.finish_reason = "tool_calls"
+        if not delta and piece.finish_reason is None:
+            return None
+        return _choice(piece.index, choice.finish_reason, self._logprobs(choice.unshown()), delta=delta)
+
+    def _delta(self, choice: _Choice, piece: Piece) -> Json:
+        if choice.reader is None:
+            choice.text += piece.text
+            return {"content": piece.text} if piece.text else {}
+        found = choice.reader.feed(piece.text, last=piece.finish_reason is not None)
+        choice.text += found.content
+        delta: Json = {"content": found.content} if found.content else {}
+        if found.calls:
+            delta["tool_calls"] = [_call_delta(choice.calls, part) for part in found.calls]
+        return delta
+
+    def whole(self, index: int) -> Json:
+        choice = self._choices[index]
+        message: Json = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.calls:
+            message |= {"content": choice.text or None, "tool_calls": choice.calls}
+        return _choice(index, choice.finish_reason, self._logprobs(choice.tokens), message=message)
+
+    def _logprobs(self, tokens: Sequence[ScoredToken]) -> Json | None:
+        return None if self._tokenizer is None else chat_logprobs(tokens, self._tokenizer)
 
 
 class Completion:
+    """echoes: for each choice the text that stands before its answer."""
+
     whole_object = chunk_object = "text_completion"
     id_prefix = "cmpl-"
 
+    def __init__(self, tokenizer: Tokenizer | None, echoes: Sequence[str]) -> None:
+        """tokenizer: None where no log-probabilities are wanted."""
+        self._tokenizer = tokenizer
+        self._echoes = echoes
+        self._choices = [_Choice() for _ in echoes]
+
     def opening(self, index: int) -> Json | None:
-        return None
+        return _choice(index, None, None, text=self._echoes[index]) if self._echoes[index] else None
 
-    def part(self, piece: Piece) -> Json:
-        return _choice(piece.index, piece.finish_reason, text=piece.text)
+    def part(self, piece: Piece) -> Json | None:
+        choice = self._choices[piece.index]
+        choice.tokens += piece.tokens
+        choice.text += piece.text
+        choice.finish_reason = piece.finish_reason
+        if not piece.text and piece.finish_reason is None:
+            return None
+        return _choice(piece.index, piece.finish_reason, self._logprobs(choice.unshown()), text=piece.text)
 
-    def whole(self, index: int, text: str, finish_reason: str) -> Json:
-        return _choice(index, finish_reason, text=text)
+    def whole(self, index: int) -> Json:
+        choice = self._choices[index]
+        text = self._echoes[index] + choice.text
+        return _choice(index, choice.finish_reason, self._logprobs(choice.tokens), text=text)
+
+    def _logprobs(self, tokens: Sequence[ScoredToken]) -> Json | None:
+        return None if self._tokenizer is None else completion_logprobs(tokens, self._tokenizer)
 
 
 class Writer:
-    """Objects of one answer: they share id, time and model name."""
+    """Objects of one answer: they share id, time, model name and what the model was."""
 
-    def __init__(self, shape: Shape, request_id: str, model: str) -> None:
+    def __init__(self, shape: Shape, request_id: str, model: str, fingerprint: str) -> None:
         self.shape = shape
-        self._common = {"id": shape.id_prefix + request_id, "created": int(time.time()), "model": model}
+        self._common = {
+            "id": shape.id_prefix + request_id,
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": fingerprint,
+        }
 
     def chunk(self, choice: Json | None) -> Json:
         return self._common | {"object": self.shape.chunk_object, "choices": [] if choice is None else [choice]}
 
-    def whole(self, choices: list[Json], usage: Usage) -> Json:
+    def whole(self, size: int, usage: Usage) -> Json:
+        choices = [self.shape.whole(index) for index in range(size)]
         return self._common | {"object": self.shape.whole_object, "choices": choices, "usage": usage_json(usage)}
 
 
@@ -80,5 +166,16 @@ def usage_json(usage: Usage) -> Json:
     }
 
 
-def _choice(index: int, finish_reason: str | None, **content: Any) -> Json:
-    return {"index": index, **content, "logprobs": None, "finish_reason": finish_reason}
+def _choice(index: int, finish_reason: str | None, logprobs: Json | None, **content: Any) -> Json:
+    return {"index": index, **content, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+def _call_delta(calls: list[Json], part: CallPart) -> Json:
+    """Writes a part of a call down among the `calls`, and returns it as a chunk tells it."""
+    if part.name is None:
+        calls[part.index]["function"]["arguments"] += part.arguments
+        return {"index": part.index, "function": {"arguments": part.arguments}}
+    function = {"name": part.name, "arguments": part.arguments}
+    call = {"id": "call_" + uuid.uuid4().hex[:24], "type": "function", "function": function}
+    calls.append(call)
+    return {"index": part.index, **call, "function": dict(function)}

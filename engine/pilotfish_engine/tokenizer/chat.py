@@ -18,9 +18,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pilotfish_engine.errors import CheckpointError
 
-Message = Mapping[str, str]  # role and content
+Message = Mapping[str, Any]  # role, content, and what else `transformers` gives to templates
+Tool = Mapping[str, Any]
 
-GROWTH = 1 << 20  # characters that a template may add to four times the messages' own
+GROWTH = 1 << 20  # characters that a template may add to four times those of what it shows
 
 
 class TemplateError(Exception):
@@ -38,29 +39,43 @@ class _Generation(Extension):
 
 
 class ChatTemplate:
-    """special_tokens: what the template sees by name (bos_token, eos_token, …)."""
+    """special_tokens: what the template sees by name (bos_token, eos_token, …).
+
+    The sandbox keeps a template from everything outside, and its output is bounded; its time and memory are not, but
+    where it is rendered by server.rendering. Compiling evaluates nothing of it."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation], optimized=False
         )
         environment.filters["tojson"] = _tojson
         environment.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
-        self._special_tokens = dict(special_tokens)
+        self.source = source
+        self.special_tokens = dict(special_tokens)
         try:
             self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, SyntaxError, RecursionError) as error:
             raise CheckpointError(f"the checkpoint's chat template is not valid Jinja ({error}); fix it") from error
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The prompt that asks for the assistant's next message. Raises TemplateError."""
-        plain = [dict(message) for message in messages]
-        limit = GROWTH + 4 * sum(len(text) for message in plain for text in message.values())
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), variables: Mapping[str, Any] | None = None
+    ) -> str:
+        """The prompt that asks for the assistant's next message. variables: what else the template sees, such as
+        enable_thinking. Raises TemplateError."""
+        own: dict[str, Any] = {
+            "messages": [dict(message) for message in messages],
+            "tools": [dict(tool) for tool in tools] or None,
+            "documents": None,
+            "add_generation_prompt": True,
+            **self.special_tokens,
+        }
+        taken = own.keys() & (variables or {}).keys()
+        if taken:
+            raise TemplateError(f"the variable {min(taken)!r} is not free; other names would work")
+        limit = GROWTH + 4 * len(json.dumps([own, variables], ensure_ascii=False))
         parts: list[str] = []
         try:
-            for part in self._template.generate(
-                messages=plain, tools=None, documents=None, add_generation_prompt=True, **self._special_tokens
-            ):
+            for part in self._template.generate(own | dict(variables or {})):
                 limit -= len(part)
                 if limit < 0:
                     raise TemplateError("the chat template makes an endless prompt of these messages")
