@@ -7,26 +7,29 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from pilotfish_engine.messages import FinishReason, Output, SamplingParams, Submit
+from pilotfish_engine.messages import FinishReason, Grammar, Output, SamplingParams, Submit
 from pilotfish_engine.server.bodies import MAX_CHOICES, Generate
 from pilotfish_engine.server.failures import ApiError, Invalid
 from pilotfish_engine.server.link import CoreGone, Link
+from pilotfish_engine.server.logprobs import ScoredToken
 from pilotfish_engine.server.metrics import Metrics
 from pilotfish_engine.tokenizer import Detokenizer, Tokenizer, held_back
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Text that one choice may show now. Its last piece has the finish_reason."""
+    """What one step brought one choice: text that may be shown now, and its new tokens, where they are scored. Its last
+    piece has the finish_reason."""
 
     index: int
     text: str
     finish_reason: FinishReason | None
+    tokens: tuple[ScoredToken, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,27 +56,31 @@ class _Choice:
         self._text = ""
         self._shown = 0
 
-    def take(self, output: Output) -> str:
-        """What may be shown after this output: never a part of a stop string, of a character, or the ending token."""
-        token_ids = output.token_ids
-        self.token_count += len(token_ids)
+    def take(self, output: Output) -> Piece:
+        """Never shows a part of a stop string, of a character, or the ending token."""
         self.last = output
-        if output.finish_reason == "stop" and token_ids and token_ids[-1] in self._silent:
-            token_ids = token_ids[:-1]
-        self._text += self._detokenizer.append(token_ids)
+        self.token_count += len(output.token_ids)
+        stopped = output.finish_reason == "stop"
+        tokens: list[ScoredToken] = []
+        for at, token_id in enumerate(output.token_ids):
+            if output.logprobs is not None:
+                tokens.append(ScoredToken(token_id, len(self._text), output.logprobs[at]))
+            if not (stopped and at == len(output.token_ids) - 1 and token_id in self._silent):
+                self._text += self._detokenizer.append((token_id,))
         if output.finish_reason is None:
             end = len(self._text) - held_back(self._text, self.request.params.stop)
         else:
             self._text += self._detokenizer.flush()
             end = len(self._text) if output.text_end is None else output.text_end
         shown, self._shown = self._shown, max(end, self._shown)
-        return self._text[shown:end]
+        return Piece(self.index, self._text[shown:end], output.finish_reason, tuple(tokens))
 
 
 class Generation:
     """All choices of one HTTP request, submitted at once; choice index = prompt index * n + k.
 
-    Whoever makes one calls `close` in the end: what has not ended by then is aborted.
+    fields: by the engine's names of parameters, what the client calls them where that differs. Whoever makes one calls
+    `close` in the end: what has not ended by then is aborted.
     """
 
     def __init__(
@@ -84,15 +91,18 @@ class Generation:
         prompts: Sequence[list[int]],
         params: SamplingParams,
         n: int,
+        priority: int = 0,
+        fields: Mapping[str, str] | None = None,
     ) -> None:
         self._link = link
         self._metrics = metrics
         self._prompts = prompts
         self._n = n
+        self._fields = fields or {}
         self._began = time.perf_counter()
         name = uuid.uuid4().hex
         self._choices = {
-            (request := _submit(f"{name}-{i}-{k}", prompt, params, k)).request_id: _Choice(
+            (request := _submit(f"{name}-{i}-{k}", prompt, params, k, priority)).request_id: _Choice(
                 i * n + k, request, tokenizer
             )
             for i, prompt in enumerate(prompts)
@@ -106,21 +116,21 @@ class Generation:
         return len(self._choices)
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """Until every choice has its last. Raises ApiError 500 when the model process cannot finish."""
+        """Until every choice has its last. Raises ApiError 500 when the model process cannot finish, Invalid when a
+        parameter turns out to be at fault."""
         while self._unfinished:
             output = await self._inbox.get()
             if isinstance(output, CoreGone):
                 raise ApiError(500, str(output), code="engine_gone")
             choice = self._choices[output.request_id]
             self._measure(choice, output)
-            text = choice.take(output)
+            piece = choice.take(output)
             if output.finish_reason is not None:
                 self._unfinished.remove(output.request_id)
                 self._metrics.requests.labels(output.finish_reason).inc()
             if output.finish_reason in ("error", "abort"):
-                raise ApiError(500, output.error or "the engine gave this request up", code="engine_error")
-            if text or output.finish_reason is not None:
-                yield Piece(choice.index, text, output.finish_reason)
+                raise self._failure(output)
+            yield piece
 
     def close(self) -> None:
         self._link.let_go(self._choices)
@@ -141,6 +151,12 @@ class Generation:
             accepted_tokens=sum(last.accepted_tokens for last in lasts),
         )
 
+    def _failure(self, output: Output) -> ApiError:
+        if output.field is None:
+            return ApiError(500, output.error or "the engine gave this request up", code="engine_error")
+        field = self._fields.get(output.field, output.field)
+        return Invalid(f"{field}: {output.error}", field)
+
     def _measure(self, choice: _Choice, output: Output) -> None:
         now, count = time.perf_counter(), len(output.token_ids)
         self._metrics.generated_tokens.inc(count)
@@ -158,15 +174,24 @@ class Generation:
             self._metrics.end_to_end.observe(now - self._began)
 
 
-def _submit(request_id: str, prompt: list[int], params: SamplingParams, k: int) -> Submit:
+def _submit(request_id: str, prompt: list[int], params: SamplingParams, k: int, priority: int) -> Submit:
     """Choice k of a seeded request has a seed of its own, or all would be the same."""
     if params.seed is not None and k:
         seed = (params.seed + k + (1 << 63)) % (1 << 64) - (1 << 63)
         params = msgspec.structs.replace(params, seed=seed)
-    return Submit(request_id=request_id, prompt=prompt, params=params)
+    return Submit(request_id=request_id, prompt=prompt, params=params, priority=priority)
 
 
-def sampling_params(body: Generate, max_tokens: int) -> SamplingParams:
+def sampling_params(body: Generate, max_tokens: int, vocab_size: int, grammar: Grammar | None) -> SamplingParams:
+    """max_tokens: what the answer can have, asked for or left by the context. Raises Invalid."""
+    if (body.min_tokens or 0) > max_tokens:
+        raise Invalid(
+            f"min_tokens is {body.min_tokens}, and the answer has at most {max_tokens} tokens (max_tokens, or what the "
+            f"prompt leaves of the context); at most {max_tokens} would work",
+            "min_tokens",
+        )
+    bias = tuple((int(token), added) for token, added in (body.logit_bias or {}).items())
+    check_tokens([token for token, _ in bias], vocab_size, "logit_bias")
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=1.0 if body.temperature is None else body.temperature,
@@ -177,6 +202,13 @@ def sampling_params(body: Generate, max_tokens: int) -> SamplingParams:
         stop=tuple(body.stop or ()),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        logit_bias=bias,
+        min_tokens=body.min_tokens or 0,
+        grammar=grammar,
+        logprobs=body.alternatives,
     )
 
 
@@ -186,8 +218,12 @@ def check_prompt(prompt: Sequence[int], context: int, vocab_size: int, field: st
         raise Invalid(f"{field} is empty; at least one token would work", field)
     if len(prompt) >= context:
         raise too_long(field, f"has {len(prompt)} tokens", context)
-    worst = min(prompt) if min(prompt) < 0 else max(prompt)
-    if not 0 <= worst < vocab_size:
+    check_tokens(prompt, vocab_size, field)
+
+
+def check_tokens(token_ids: Sequence[int], vocab_size: int, field: str) -> None:
+    worst = next((token for token in token_ids if not 0 <= token < vocab_size), None)
+    if worst is not None:
         raise Invalid(f"{field} has the token id {worst}; ids from 0 to {vocab_size - 1} would work", field)
 
 
