@@ -1,4 +1,5 @@
-"""The engine's kernels: `rms_norm`, `add_rms_norm`, `rope_and_write`, `silu_and_mul`, `paged_attention`, `linear`.
+"""The engine's kernels: `rms_norm`, `add_rms_norm`, `rope_and_write`, `silu_and_mul`, `gelu_and_mul`,
+`paged_attention`, `linear`.
 
 Each call goes to the backend of its first tensor's device and dtype: C++ on a CPU in float32 and bfloat16, else the
 plain-torch twin in `reference`, where the contracts stand. All accumulate in float32. Nothing here knows about models
@@ -15,7 +16,7 @@ from torch import Tensor
 from pilotfish_engine.kernels import cpu, reference
 from pilotfish_engine.worker.inputs import ForwardInputs
 
-__all__ = ["add_rms_norm", "linear", "paged_attention", "rms_norm", "rope_and_write", "silu_and_mul"]
+__all__ = ["add_rms_norm", "gelu_and_mul", "linear", "paged_attention", "rms_norm", "rope_and_write", "silu_and_mul"]
 
 
 def _backend(x: Tensor) -> ModuleType:
@@ -44,7 +45,18 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return _backend(gate_up).silu_and_mul(gate_up)  # type: ignore[no-any-return]
 
 
+def gelu_and_mul(gate_up: Tensor) -> Tensor:
+    return reference.gelu_and_mul(gate_up)
+
+
 def paged_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, page_size: int, inputs: ForwardInputs, scale: float
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_size: int,
+    inputs: ForwardInputs,
+    scale: float,
+    window: int | None = None,
 ) -> Tensor:
-    return _backend(q).paged_attention(q, k_cache, v_cache, page_size, inputs, scale)  # type: ignore[no-any-return]
+    backend = _backend(q)
+    return backend.paged_attention(q, k_cache, v_cache, page_size, inputs, scale, window)  # type: ignore[no-any-return]

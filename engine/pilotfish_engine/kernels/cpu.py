@@ -30,6 +30,7 @@ SIGNATURES = {
     "silu_and_mul": [c_void_p] * 2 + [c_int64] * 2,
     "linear": [c_void_p] * 4 + [c_int64] * 3,
     "paged_attention": [c_void_p] * 8 + [c_int64] * 7 + [c_float],
+    "window_attention": [c_void_p] * 8 + [c_int64] * 8 + [c_float],
 }
 
 
@@ -47,7 +48,9 @@ DTYPES = frozenset(NAMES) if _library is not None else frozenset()
 def _bind(kernel: str, suffix: str = "") -> dict[torch.dtype, Callable[..., None]]:
     functions = {}
     for dtype in DTYPES:
-        function = getattr(_library, f"{kernel}_{NAMES[dtype]}{suffix}")
+        function = getattr(_library, f"{kernel}_{NAMES[dtype]}{suffix}", None)
+        if function is None:  # a build from before this kernel was written
+            continue
         function.argtypes, function.restype = SIGNATURES[kernel], None
         functions[dtype] = function
     return functions
@@ -55,7 +58,8 @@ def _bind(kernel: str, suffix: str = "") -> dict[torch.dtype, Callable[..., None
 
 _rms_norm, _rope_and_write = _bind("rms_norm"), _bind("rope_and_write")
 _linear, _linear_to_float32 = _bind("linear"), _bind("linear", "_to_float32")
-_silu_and_mul, _paged_attention = _bind("silu_and_mul"), _bind("paged_attention")
+_silu_and_mul = _bind("silu_and_mul")
+_paged_attention, _window_attention = _bind("paged_attention"), _bind("window_attention")
 
 
 def _check(dtype: torch.dtype, *tensors: Tensor) -> None:
@@ -135,12 +139,19 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 
 
 def paged_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, page_size: int, inputs: ForwardInputs, scale: float
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_size: int,
+    inputs: ForwardInputs,
+    scale: float,
+    window: int | None,
 ) -> Tensor:
     tokens, heads, dim = q.shape
     kv_heads = k_cache.shape[1]
-    if dim % LANES or dim > MAX_DIM or heads > MAX_GROUP * kv_heads:
-        return reference.paged_attention(q, k_cache, v_cache, page_size, inputs, scale)
+    function = (_paged_attention if window is None else _window_attention).get(q.dtype)
+    if dim % LANES or dim > MAX_DIM or heads > MAX_GROUP * kv_heads or function is None:
+        return reference.paged_attention(q, k_cache, v_cache, page_size, inputs, scale, window)
     requests, max_pages = inputs.page_table.shape
     _check(q.dtype, q, k_cache, v_cache)
     _check(torch.int32, inputs.page_table, inputs.prefix_lens, inputs.q_indptr)
@@ -155,9 +166,9 @@ def paged_attention(
         _check(torch.int64, mask)
         assert mask.shape == (tokens,)
     out = torch.empty_like(q)
-    _paged_attention[q.dtype](
+    function(
         q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(), inputs.page_table.data_ptr(),
         inputs.prefix_lens.data_ptr(), inputs.q_indptr.data_ptr(), None if mask is None else mask.data_ptr(),
-        tokens, requests, max_pages, page_size, heads, kv_heads, dim, scale,
+        tokens, requests, max_pages, page_size, heads, kv_heads, dim, *([] if window is None else [window]), scale,
     )  # fmt: skip
     return out

@@ -63,15 +63,28 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return (functional.silu(gate) * up).to(gate_up.dtype)
 
 
+def gelu_and_mul(gate_up: Tensor) -> Tensor:
+    """gate_up [N, 2F] → gelu(first half) · second half, [N, F]; gelu by its approximation with tanh."""
+    gate, up = _wide(gate_up).chunk(2, dim=-1)
+    return (functional.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
+
+
 def paged_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, page_size: int, inputs: ForwardInputs, scale: float
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_size: int,
+    inputs: ForwardInputs,
+    scale: float,
+    window: int | None = None,
 ) -> Tensor:
     """q [N, Hq, D] over the rows that `inputs` lets each token see of one layer's caches → [N, Hq, D].
 
     caches: [num_slots, Hkv, D]; page_size: a power of two. Grouped heads: query head h reads KV head h // (Hq / Hkv).
+    window: of the rows that a token sees, only those of the last so many positions, its own among them.
     Tokens past q_indptr[B] (padding), and any that see no row, give zeros.
     """
-    visible, rows = visible_rows(inputs, page_size)
+    visible, rows = visible_rows(inputs, page_size, window)
     group = q.shape[1] // k_cache.shape[1]
     out = torch.empty_like(q)
     for start in range(0, q.shape[0], TOKEN_BLOCK):
@@ -87,8 +100,12 @@ def paged_attention(
     return out
 
 
-def visible_rows(inputs: ForwardInputs, page_size: int) -> tuple[Tensor, Tensor]:
-    """Per token: which of its request's KV rows it sees, bool [N, L], and their slots, int64 [N, L] (unseen: 0)."""
+def visible_rows(inputs: ForwardInputs, page_size: int, window: int | None = None) -> tuple[Tensor, Tensor]:
+    """Per token: which of its request's KV rows it sees, bool [N, L], and their slots, int64 [N, L] (unseen: 0).
+
+    Where there is a window, a tree's masks are whole paths: of each token, and of each row on its path, the position
+    past the prefix is the number of bits below its own.
+    """
     num_tokens, num_requests = inputs.token_ids.shape[0], inputs.page_table.shape[0]
     device = inputs.token_ids.device
     token = torch.arange(num_tokens, device=device)
@@ -99,11 +116,16 @@ def visible_rows(inputs: ForwardInputs, page_size: int) -> tuple[Tensor, Tensor]
     prefix = inputs.prefix_lens.long()[request][:, None]  # [N, 1]
     own = row[None, :] - prefix  # [N, L], j of row prefix + j; negative in the prefix
     if inputs.tree_mask is None:
-        number = token - inputs.q_indptr.long()[request]
-        sees_own = own <= number[:, None]
+        depth = token - inputs.q_indptr.long()[request]
+        sees_own, row_depth = own <= depth[:, None], own
     else:
-        bit = (inputs.tree_mask[:, None] >> own.clamp(0, 63)) & 1
-        sees_own = (own < 64) & (bit == 1)
+        path = (inputs.tree_mask[:, None] >> torch.arange(64, device=device)) & 1  # [N, 64]
+        node = own.clamp(0, 63)
+        sees_own = (own < 64) & (path.gather(1, node) == 1)
+        depth = path.sum(1) - 1
+        row_depth = torch.where(own < 0, own, (path.cumsum(1) - 1).gather(1, node))
     visible = is_real[:, None] & ((own < 0) | sees_own)
+    if window is not None:
+        visible = visible & (row_depth > depth[:, None] - window)
     slots = inputs.page_table.long()[request][:, row // page_size] * page_size + row % page_size
     return visible, slots.masked_fill(~visible, 0)

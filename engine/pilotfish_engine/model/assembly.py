@@ -10,32 +10,42 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from pilotfish_engine import kernels
 from pilotfish_engine.model import rope
 from pilotfish_engine.model.attention import GroupedQueryAttention
 from pilotfish_engine.model.layers import MLP, Attention, DecoderLayer, GatedMLP, RMSNorm
 from pilotfish_engine.model.linear import Linear
 from pilotfish_engine.model.mla import LatentAttention, LowRank
 from pilotfish_engine.model.moe import MixtureOfExperts, Router
-from pilotfish_engine.model.shape import LatentShape, ModelShape, MoEShape
+from pilotfish_engine.model.shape import LatentShape, ModelShape, MoEShape, RopeShape, WindowShape
 from pilotfish_engine.model.weights import Weights
 
 LATENT_NORM_EPS = 1e-6  # whatever rms_norm_eps says
+ACTIVATIONS = {"silu": kernels.silu_and_mul, "gelu_tanh": kernels.gelu_and_mul}
 
 
 def build_layer(weights: Weights, shape: ModelShape, prefix: str, index: int, cos_sin: Tensor) -> DecoderLayer:
     """One decoder layer from the tensors whose names begin with `prefix`, like "model.layers.3."; `index` decides
-    between a plain MLP and experts. cos_sin: what `rotary_table` gave."""
+    between a plain MLP and experts, and whether attention has a window. cos_sin: what `rotary_table` gave."""
+
+    def norm(name: str) -> RMSNorm:
+        return build_norm(weights, shape, f"{prefix}{name}_layernorm.weight")
+
     return DecoderLayer(
-        attention_norm=build_norm(weights, shape, f"{prefix}input_layernorm.weight"),
-        attention=build_attention(weights, shape, f"{prefix}self_attn.", cos_sin),
-        mlp_norm=build_norm(weights, shape, f"{prefix}post_attention_layernorm.weight"),
+        attention_norm=norm("input"),
+        attention=build_attention(weights, shape, f"{prefix}self_attn.", cos_sin, shape.window_of(index)),
+        mlp_norm=norm("pre_feedforward" if shape.output_norms else "post_attention"),
         mlp=build_mlp(weights, shape, f"{prefix}mlp.", index),
+        output_norms=(norm("post_attention"), norm("post_feedforward")) if shape.output_norms else None,
     )
 
 
-def rotary_table(shape: ModelShape, max_positions: int, device: torch.device | str) -> Tensor:
-    """float32 [max_positions, shape.rope_width], for the attention of every layer."""
-    return rope.cos_sin_table(shape.rope, shape.rope_width, max_positions).to(device)
+def rotary_table(
+    shape: ModelShape, max_positions: int, device: torch.device | str, layer_rope: RopeShape | None = None
+) -> Tensor:
+    """float32 [max_positions, shape.rope_width], for the attention of every layer that has this rope, or the shape's
+    own."""
+    return rope.cos_sin_table(layer_rope or shape.rope, shape.rope_width, max_positions).to(device)
 
 
 def build_norm(weights: Weights, shape: ModelShape, name: str, order: Tensor | None = None) -> RMSNorm:
@@ -48,7 +58,9 @@ def build_norm(weights: Weights, shape: ModelShape, name: str, order: Tensor | N
     return RMSNorm(weights.place(weights.shapes[name], [weight]), shape.rms_norm_eps)
 
 
-def build_attention(weights: Weights, shape: ModelShape, prefix: str, cos_sin: Tensor) -> Attention:
+def build_attention(
+    weights: Weights, shape: ModelShape, prefix: str, cos_sin: Tensor, window: WindowShape | None = None
+) -> Attention:
     """The kind that the shape asks for; `prefix` is like "model.layers.3.self_attn."."""
     if shape.latent is not None:
         return _latent_attention(weights, shape.latent, shape.num_heads, prefix, cos_sin)
@@ -65,14 +77,17 @@ def build_attention(weights: Weights, shape: ModelShape, prefix: str, cos_sin: T
         qkv=Linear(qkv, qkv_bias),
         out=_linear(weights, f"{prefix}o_proj", bias=shape.out_bias),
         cos_sin=cos_sin,
+        scale=shape.head_dim**-0.5 if shape.query_scale is None else shape.query_scale,
         qk_norm=qk_norm,
         gate=None if gate is None else Linear(gate, gate_bias),
+        # one that no sequence outgrows hides nothing
+        window=None if window is None or window.size >= cos_sin.shape[0] else window.size,
     )
 
 
 def build_mlp(weights: Weights, shape: ModelShape, prefix: str, index: int) -> MLP:
     if shape.moe is None or not shape.moe.in_layer(index):
-        return _gated_mlp(weights, prefix)
+        return _gated_mlp(weights, prefix, ACTIVATIONS[shape.activation])
     return _mixture(weights, shape.moe, prefix)
 
 
@@ -136,10 +151,13 @@ def _mixture(weights: Weights, moe: MoEShape, prefix: str) -> MixtureOfExperts:
     )
 
 
-def _gated_mlp(weights: Weights, prefix: str) -> GatedMLP:
+def _gated_mlp(
+    weights: Weights, prefix: str, activation: Callable[[Tensor], Tensor] = kernels.silu_and_mul
+) -> GatedMLP:
     return GatedMLP(
         gate_up=Linear(weights.read(f"{prefix}gate_proj.weight", f"{prefix}up_proj.weight")),
         down=Linear(weights.read(f"{prefix}down_proj.weight")),
+        activation=activation,
     )
 
 

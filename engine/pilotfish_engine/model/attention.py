@@ -18,7 +18,7 @@ class GroupedQueryAttention:
     """qkv: [(Hq + 2·Hkv)·D, H], rows of Q, K, V in this order; out: [H, Hq·D]; cos_sin: [max_positions, D].
 
     qk_norm: norms over D of each head's query and of its key, before rotation. gate: [Hq·D, H], whose sigmoid weighs
-    what was attended.
+    what was attended. window: how many of the last positions a token sees, its own among them (None: all).
     """
 
     def __init__(
@@ -26,15 +26,18 @@ class GroupedQueryAttention:
         qkv: Linear,
         out: Linear,
         cos_sin: Tensor,
+        scale: float,
         qk_norm: tuple[RMSNorm, RMSNorm] | None = None,
         gate: Linear | None = None,
+        window: int | None = None,
     ) -> None:
         self.qkv = qkv
         self.out = out
         self.cos_sin = cos_sin
         self.qk_norm = qk_norm
         self.gate = gate
-        self.scale = float(cos_sin.shape[1] ** -0.5)
+        self.scale = scale
+        self.window = window
 
     def __call__(self, x: Tensor, inputs: ForwardInputs, kv: KVCache, layer: int) -> Tensor:
         k, v = kv.k[layer], kv.v[layer]
@@ -42,10 +45,14 @@ class GroupedQueryAttention:
         if self.qk_norm is not None:
             self._norm_heads(qkv, num_kv_heads=k.shape[1])
         q = kernels.rope_and_write(qkv, inputs.positions, self.cos_sin, inputs.slots, k, v)
-        attended = kernels.paged_attention(q, k, v, kv.page_size, inputs, self.scale).flatten(1)
+        attended = self.attend(q, k, v, kv.page_size, inputs).flatten(1)
         if self.gate is not None:
             attended = attended * torch.sigmoid(self.gate(x))
         return self.out(attended)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, page_size: int, inputs: ForwardInputs) -> Tensor:
+        """q [N, Hq, D] over one layer's caches, which hold the pass's own rows already → [N, Hq, D]."""
+        return kernels.paged_attention(q, k, v, page_size, inputs, self.scale, self.window)
 
     def _norm_heads(self, qkv: Tensor, num_kv_heads: int) -> None:
         """Queries and keys, in place."""

@@ -45,6 +45,9 @@ def read_rope(config: Config, head_dim: int, max_positions: int, partial: float 
     that the family rotates where the config is silent; None for one that always rotates whole heads."""
     values = config.values
     rope = _rope_values(values)
+    nested = [key for key, value in rope.items() if isinstance(value, dict)]
+    if nested:
+        raise CheckpointError(f"{config.where}: rope for {nested[0]} alone is not supported; one for all would work")
     part = float(rope.get("partial_rotary_factor", values.get("partial_rotary_factor", partial or 1.0)))
     if part != 1 and partial is None:
         raise CheckpointError(
@@ -77,6 +80,14 @@ def yarn_temperature(config: Config, rope: RopeShape) -> float:
     """What multiplies DeepSeek's scores, which the scaling of rope sharpens too."""
     weight = _rope_values(config.values).get("mscale_all_dim")
     return 1.0 if rope.scaling == "none" or not weight else _yarn_magnitude(rope.factor, float(weight)) ** 2
+
+
+def read_window(config: Config, used: bool) -> int | None:
+    """How many positions a layer with a sliding window sees; None where the config has no window. used: whether one is
+    used where the config is silent."""
+    if config.values.get("sliding_window") is None or not config.flag("use_sliding_window", used):
+        return None
+    return config.positive("sliding_window")
 
 
 def _rope_values(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ class Decoder:
         self.layers = layers
         self.norm = norm
         self.lm_head = lm_head
+        self._embed_scale = float(torch.tensor(shape.embed_scale, dtype=embed.dtype))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -48,6 +49,8 @@ class Decoder:
         """Hidden states [N, H] after the final norm, and for each of `aux_layers`, in its order, the residual stream
         [N, H] at that layer's input (num_layers: after the last layer, before the norm)."""
         residual = self.embed(inputs.token_ids)
+        if self._embed_scale != 1:
+            residual = residual * self._embed_scale
         taps: dict[int, Tensor] = {}
         x: Tensor | None = None
         for index, layer in enumerate(self.layers):

@@ -33,7 +33,7 @@ from pilotfish_engine.model import assembly
 from pilotfish_engine.model.attention import GroupedQueryAttention
 from pilotfish_engine.model.checkpoint import check_tensor_shapes
 from pilotfish_engine.model.decoder import Decoder
-from pilotfish_engine.model.families import shape_from_config
+from pilotfish_engine.model.families import draft_shape_from_config
 from pilotfish_engine.model.layers import Embedding, RMSNorm
 from pilotfish_engine.model.linear import Linear
 from pilotfish_engine.model.safetensors_checkpoint import SafetensorsFolder
@@ -117,7 +117,7 @@ def read_shape(folder: SafetensorsFolder) -> DFlashShape:
             )
     speculators = "speculators_model_type" in config
     layer_config = (config.get("transformer_layer_config") or {}) if speculators else config
-    layers = shape_from_config({**layer_config, "architectures": ["Qwen3ForCausalLM"]}, where)
+    layers = draft_shape_from_config({**layer_config, "architectures": ["Qwen3ForCausalLM"]}, where)
     ids_key = "aux_hidden_state_layer_ids" if speculators else "target_layer_ids"
     ids = own.get(ids_key)
     if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):

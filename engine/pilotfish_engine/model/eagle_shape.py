@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from pilotfish_engine.errors import CheckpointError
-from pilotfish_engine.model.families import shape_from_config
+from pilotfish_engine.model.families import draft_shape_from_config
 from pilotfish_engine.model.shape import ModelShape
 
 Method = Literal["EAGLE", "EAGLE3"]
@@ -291,7 +291,7 @@ def _block(fields: Mapping[str, Any], tensors: Shapes, one_layer: bool, where: s
         given["num_hidden_layers"] = 1
     if given.get("layer_types"):  # some are the target's
         given["layer_types"] = given["layer_types"][: given.get("num_hidden_layers")]
-    block = shape_from_config(given, where)
+    block = draft_shape_from_config(given, where)
     qkv_bias = given.get("qkv_bias")
     if qkv_bias is None:  # SafeAILab's heads of Qwen2 have none, SGLang's have
         qkv_bias = block.qkv_bias and (kind != "qwen2" or "layers.0.self_attn.q_proj.bias" in tensors)

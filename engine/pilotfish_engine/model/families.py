@@ -5,43 +5,55 @@ Reads configurations that are already parsed. Knows nothing about files or weigh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from pilotfish_engine.errors import CheckpointError
-from pilotfish_engine.model.config_json import Config, read_rope, yarn_temperature
-from pilotfish_engine.model.shape import LatentShape, ModelShape, MoEShape, RoutingShape, check_heads
+from pilotfish_engine.model.config_json import Config, read_rope, read_window, yarn_temperature
+from pilotfish_engine.model.shape import LatentShape, ModelShape, MoEShape, RoutingShape, WindowShape, check_heads
 
+GEMMA3_DEFAULTS = {
+    "vocab_size": 262208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 6,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+}
 PARTIAL_ROTATION = {"Glm4MoeForCausalLM": 0.5, "Qwen3NextForCausalLM": 0.25}  # of a head, where the config is silent
+
+
+def draft_shape_from_config(config: Mapping[str, Any], where: str) -> ModelShape:
+    """As shape_from_config, for layers of a draft, which see the whole context."""
+    shape = shape_from_config(config, where)
+    if shape.window is not None and shape.window.layers and shape.window.size < shape.max_position_embeddings:
+        raise CheckpointError(
+            f"{where}: sliding_window {shape.window.size} is below max_position_embeddings "
+            f"{shape.max_position_embeddings}; a draft without a window would work"
+        )
+    return shape
 
 
 def shape_from_config(config: Mapping[str, Any], where: str) -> ModelShape:
     """The shape that a config.json describes; `where` names it in errors. Raises CheckpointError on what cannot run."""
-    shape = layer_shape_from_config(config, where)
-    kinds = _layer_types(config, shape.num_layers)
-    for index, kind in enumerate(kinds):
-        if kind != "full_attention":
-            raise CheckpointError(
-                f"{where}: layer {index} of {shape.architecture} is of type {kind!r}, which is not supported; "
-                "a model whose layers are all 'full_attention' would work"
-            )
-    return shape
-
-
-def layer_shape_from_config(config: Mapping[str, Any], where: str) -> ModelShape:
-    """The same for drafts that hold a full-attention layer of the family, whatever the target's other layers are."""
     architecture = str((config.get("architectures") or ["none"])[0])
     if architecture not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         raise CheckpointError(f"{where}: architecture {architecture} is not supported; supported are {known}")
+    if FAMILIES[architecture] is _gemma3:
+        config = _gemma3_values(config)
     read = Config(config, where)
     read.only("hidden_act", "silu")
     read.only("mlp_bias", False)
     read.only("quantization_config", None)
     hidden, heads = read.positive("hidden_size"), read.positive("num_attention_heads")
     max_positions = read.positive("max_position_embeddings")
-    _check_window(config, max_positions, where)
     head_dim = read.positive("head_dim", hidden // heads)
     shape = ModelShape(
         architecture=architecture,
@@ -61,6 +73,7 @@ def layer_shape_from_config(config: Mapping[str, Any], where: str) -> ModelShape
     )
     shape = FAMILIES[architecture](read, shape)
     check_heads(shape, where)
+    _check_layers(read, shape)
     return shape
 
 
@@ -78,23 +91,80 @@ def _llama(config: Config, shape: ModelShape) -> ModelShape:
 
 def _mistral(config: Config, shape: ModelShape) -> ModelShape:
     config.only("attention_bias", False)
-    return shape
+    return _windowed(shape, read_window(config, used=True), range(shape.num_layers))
+
+
+def _gemma3(config: Config, shape: ModelShape) -> ModelShape:
+    config.only("hidden_activation", "gelu_pytorch_tanh")
+    config.only("attn_logit_softcapping", None)
+    config.only("final_logit_softcapping", None)
+    config.only("use_bidirectional_attention", False)
+    local = Config({"rope_parameters": config.values["local_rope"]}, config.where)
+    layers = [index for index, kind in enumerate(config.values["layer_types"]) if kind == "sliding_attention"]
+    shape = replace(
+        _llama(config, shape),
+        qk_norm=True,
+        query_scale=config.positive("query_pre_attn_scalar") ** -0.5,
+        zero_centred_norms=True,
+        output_norms=True,
+        activation="gelu_tanh",
+        embed_scale=shape.hidden_size**0.5,
+    )
+    rope = read_rope(local, shape.head_dim, shape.max_position_embeddings, partial=None)
+    return replace(shape, window=WindowShape(config.positive("sliding_window"), frozenset(layers), rope))
+
+
+def _gemma3_values(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A Gemma-3 config on one level, with every value that the family has where a config is silent: `rope_parameters`
+    of the layers that see everything, `local_rope` of the others."""
+    text = {key: value for key, value in (config.get("text_config") or {}).items() if value is not None}
+    values = {**GEMMA3_DEFAULTS, **config, **text, "architectures": config["architectures"]}
+    ropes = values.get("rope_parameters") or {}
+    whole = {"rope_theta": values.get("rope_theta") or 1e6, **(values.get("rope_scaling") or {})}
+    local = {"rope_theta": values.get("rope_local_base_freq") or 1e4}
+    pattern = values["sliding_window_pattern"]
+    kinds = [
+        "sliding_attention" if (index + 1) % pattern else "full_attention"
+        for index in range(values.get("num_hidden_layers") or 0)
+    ]
+    return {
+        **values,
+        "rope_parameters": whole | (ropes.get("full_attention") or {}),
+        "local_rope": local | (ropes.get("sliding_attention") or {}),
+        "layer_types": values.get("layer_types") or kinds,
+    }
 
 
 def _qwen2(config: Config, shape: ModelShape) -> ModelShape:
-    return replace(shape, qkv_bias=True)
+    return replace(_qwen_windows(config, shape), qkv_bias=True)
+
+
+def _qwen_windows(config: Config, shape: ModelShape) -> ModelShape:
+    """The last layers have the window, if any, but where the config names those that have."""
+    kinds = config.values.get("layer_types")
+    if kinds is None:
+        layers = range(config.values.get("max_window_layers", 28), shape.num_layers)
+        return _windowed(shape, read_window(config, used=False), layers)
+    named = [index for index, kind in enumerate(kinds) if kind == "sliding_attention"]
+    return _windowed(shape, read_window(config, used=False), named)
+
+
+def _windowed(shape: ModelShape, size: int | None, layers: Iterable[int]) -> ModelShape:
+    return shape if size is None else replace(shape, window=WindowShape(size, frozenset(layers), shape.rope))
 
 
 def _mimo(config: Config, shape: ModelShape) -> ModelShape:
+    config.only("use_sliding_window", False)
     return replace(_qwen2(config, shape), draft_prefixes=("model.mtp_layers.",))
 
 
 def _qwen3(config: Config, shape: ModelShape) -> ModelShape:
-    return replace(_llama(config, shape), qk_norm=True)
+    return replace(_llama(config, _qwen_windows(config, shape)), qk_norm=True)
 
 
 def _qwen3_moe(config: Config, shape: ModelShape) -> ModelShape:
-    return replace(_qwen3(config, shape), moe=_qwen_experts(config))
+    shape = _windowed(shape, read_window(config, used=False), range(shape.num_layers))
+    return replace(_llama(config, shape), qk_norm=True, moe=_qwen_experts(config))
 
 
 def _qwen3_next(config: Config, shape: ModelShape) -> ModelShape:
@@ -103,7 +173,8 @@ def _qwen3_next(config: Config, shape: ModelShape) -> ModelShape:
         shared=("shared_expert", config.positive("shared_expert_intermediate_size")),
         shared_gate=True,
     )
-    return replace(_qwen3(config, shape), moe=moe, output_gate=True, zero_centred_norms=True, draft_prefixes=("mtp.",))
+    shape = replace(_llama(config, shape), qk_norm=True)
+    return replace(shape, moe=moe, output_gate=True, zero_centred_norms=True, draft_prefixes=("mtp.",))
 
 
 def _qwen_experts(config: Config) -> MoEShape:
@@ -224,6 +295,7 @@ def _appended_layers(config: Config, shape: ModelShape) -> tuple[str, ...]:
 FAMILIES: Mapping[str, Callable[[Config, ModelShape], ModelShape]] = {
     "DeepseekV2ForCausalLM": _deepseek_v2,
     "DeepseekV3ForCausalLM": _deepseek_v3,
+    "Gemma3ForCausalLM": _gemma3,
     "Glm4MoeForCausalLM": _glm4_moe,
     "LlamaForCausalLM": _llama,
     "MiMoForCausalLM": _mimo,
@@ -243,11 +315,18 @@ def _layer_types(config: Mapping[str, Any], num_layers: int) -> list[str]:
     return ["linear_attention" if (index + 1) % interval else "full_attention" for index in range(num_layers)]
 
 
-def _check_window(config: Mapping[str, Any], max_positions: int, where: str) -> None:
-    window = config.get("sliding_window")
-    uses_window = config.get("use_sliding_window", config.get("architectures") == ["MistralForCausalLM"])
-    if uses_window and window is not None and window < max_positions:
+def _check_layers(config: Config, shape: ModelShape) -> None:
+    """Raises CheckpointError where the config asks for windows, or for layers of another kind, that the family has not
+    here."""
+    if shape.window is None and config.flag("use_sliding_window", False) and read_window(config, used=False):
         raise CheckpointError(
-            f"{where}: sliding_window {window} is below max_position_embeddings {max_positions}; "
-            "only full attention is supported"
+            f"{config.where}: sliding_window {config.values['sliding_window']} in {shape.architecture} is not "
+            "supported; use_sliding_window false would work"
+        )
+    for index, kind in enumerate(_layer_types(config.values, shape.num_layers)):
+        if kind == "full_attention" or (kind == "sliding_attention" and shape.window_of(index) is not None):
+            continue
+        raise CheckpointError(
+            f"{config.where}: layer {index} of {shape.architecture} is of type {kind!r}, which is not supported; "
+            "a model whose layers are all 'full_attention' would work"
         )

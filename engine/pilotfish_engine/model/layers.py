@@ -5,6 +5,7 @@ Each is a few tensors and a call. Knows nothing about files, requests or what fo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -65,22 +66,35 @@ class MLP(Protocol):
 
 
 class GatedMLP:
-    """gate_up: [2·F, H], gate first; down: [H, F]."""
+    """gate_up: [2·F, H], gate first; down: [H, F]; activation: [N, 2·F] → [N, F]."""
 
-    def __init__(self, gate_up: Linear, down: Linear) -> None:
+    def __init__(
+        self, gate_up: Linear, down: Linear, activation: Callable[[Tensor], Tensor] = kernels.silu_and_mul
+    ) -> None:
         self.gate_up = gate_up
         self.down = down
+        self.activation = activation
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.down(kernels.silu_and_mul(self.gate_up(x)))
+        return self.down(self.activation(self.gate_up(x)))
 
 
 class DecoderLayer:
-    def __init__(self, attention_norm: RMSNorm, attention: Attention, mlp_norm: RMSNorm, mlp: MLP) -> None:
+    """output_norms: of what attention and of what the MLP give, before it is added (None: it is added as it is)."""
+
+    def __init__(
+        self,
+        attention_norm: RMSNorm,
+        attention: Attention,
+        mlp_norm: RMSNorm,
+        mlp: MLP,
+        output_norms: tuple[RMSNorm, RMSNorm] | None = None,
+    ) -> None:
         self.attention_norm = attention_norm
         self.attention = attention
         self.mlp_norm = mlp_norm
         self.mlp = mlp
+        self.output_norms = output_norms
 
     def __call__(
         self, x: Tensor | None, residual: Tensor, inputs: ForwardInputs, kv: KVCache, layer: int
@@ -92,5 +106,9 @@ class DecoderLayer:
         else:
             normed, residual = self.attention_norm.add(x, residual)
         attended = self.attention(normed, inputs, kv, layer)
-        normed, residual = self.mlp_norm.add(attended, residual)
-        return self.mlp(normed), residual
+        if self.output_norms is None:
+            normed, residual = self.mlp_norm.add(attended, residual)
+            return self.mlp(normed), residual
+        after_attention, after_mlp = self.output_norms
+        normed, residual = self.mlp_norm.add(after_attention(attended), residual)
+        return after_mlp(self.mlp(normed)), residual

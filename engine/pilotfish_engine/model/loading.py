@@ -42,9 +42,14 @@ def load(
         part = Part(checkpoint, ranks)
         shape = part.shape
         weights = Weights(part, part.tensor_shapes, dtype, torch.device(device))
-    cos_sin = assembly.rotary_table(shape, max_positions or shape.max_position_embeddings, device)
+    reach = max_positions or shape.max_position_embeddings
+    cos_sin = local = assembly.rotary_table(shape, reach, device)
+    if shape.window is not None and shape.window.rope != shape.rope:
+        local = assembly.rotary_table(shape, reach, device, shape.window.rope)
     layers = [
-        assembly.build_layer(weights, shape, f"model.layers.{index}.", index, cos_sin)
+        assembly.build_layer(
+            weights, shape, f"model.layers.{index}.", index, local if shape.window_of(index) is not None else cos_sin
+        )
         for index in range(shape.num_layers)
     ]
     norm = assembly.build_norm(weights, shape, "model.norm.weight")

@@ -192,6 +192,7 @@ class SharedDecoder(Decoder):
                 SharedAttention(layer.attention, ranks),
                 layer.mlp_norm,
                 SharedMLP(layer.mlp, ranks),
+                layer.output_norms,
             )
             for layer in layers
         ]

@@ -34,6 +34,16 @@ class RopeShape:
 
 
 @dataclass(frozen=True)
+class WindowShape:
+    """Attention of the layers `layers` sees the last `size` positions, a token's own among them. rope: of these
+    layers."""
+
+    size: int
+    layers: frozenset[int]
+    rope: RopeShape
+
+
+@dataclass(frozen=True)
 class LatentShape:
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434). q_rank: of the queries' latent (None: they have
     none); kv_rank: of the latent that keys and values share. interleaved: rotation pairs neighbours, not halves.
@@ -120,9 +130,11 @@ class MoEShape:
 class ModelShape:
     """head_dim, num_kv_heads: of what the KV cache holds; with `latent` one head of a latent and a rotated key.
 
-    qk_norm: a norm over each head's queries and keys. output_gate: attention's output is weighed by a sigmoid of the
-    token, from rows of q_proj. zero_centred_norms: stored weights are added to 1. draft_prefixes: of tensors that
-    belong to a draft inside the same checkpoint, which the model itself does not read."""
+    qk_norm: a norm over each head's queries and keys. query_scale: of the scores (None: 1/sqrt(head_dim)). window: of
+    layers that see only the last positions. output_gate: attention's output is weighed by a sigmoid of the token, from
+    rows of q_proj. zero_centred_norms: stored weights are added to 1. output_norms: what attention and MLP give is
+    normed too, before it is added. embed_scale: multiplies embeddings as the model reads them. draft_prefixes: of
+    tensors that belong to a draft inside the same checkpoint, which the model itself does not read."""
 
     architecture: str
     num_layers: int
@@ -139,8 +151,13 @@ class ModelShape:
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: bool = False
+    query_scale: float | None = None
+    window: WindowShape | None = None
     output_gate: bool = False
     zero_centred_norms: bool = False
+    output_norms: bool = False
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    embed_scale: float = 1.0
     latent: LatentShape | None = None
     moe: MoEShape | None = None
     draft_prefixes: tuple[str, ...] = ()
@@ -159,6 +176,9 @@ class ModelShape:
     def rope_width(self) -> int:
         """Of the rotary table: the dimensions of what is rotated as one piece."""
         return self.head_dim if self.latent is None else self.latent.rope_dim
+
+    def window_of(self, layer: int) -> WindowShape | None:
+        return self.window if self.window is not None and layer in self.window.layers else None
 
     @property
     def kv_elements_per_token(self) -> int:
@@ -179,6 +199,9 @@ class ModelShape:
         yield f"{prefix}input_layernorm.weight", (self.hidden_size,)
         yield from self.attention_tensors(f"{prefix}self_attn.")
         yield f"{prefix}post_attention_layernorm.weight", (self.hidden_size,)
+        if self.output_norms:
+            yield f"{prefix}pre_feedforward_layernorm.weight", (self.hidden_size,)
+            yield f"{prefix}post_feedforward_layernorm.weight", (self.hidden_size,)
         if self.moe is not None and self.moe.in_layer(index):
             yield from self.moe.tensors(f"{prefix}mlp.", self.hidden_size)
         else:

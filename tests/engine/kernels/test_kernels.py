@@ -163,6 +163,38 @@ def test_attention(name: str, page_size: int, dtype: torch.dtype) -> None:
     close(kernels.paged_attention(q, k, v, page_size, inputs, 0.3), expected)
 
 
+def within(inputs: ForwardInputs, window: int) -> list[tuple[int, list[int]]]:
+    """Of each token its request and the rows that it sees, counted one by one."""
+    found = []
+    for request, prefix in enumerate(inputs.prefix_lens.tolist()):
+        begin, end = inputs.q_indptr[request : request + 2].tolist()
+        for number in range(end - begin):
+            path = list(range(number + 1))
+            if inputs.tree_mask is not None:
+                path = [node for node in range(64) if int(inputs.tree_mask[begin + number]) >> node & 1]
+            found.append((request, [*range(prefix), *(prefix + node for node in path)][-window:]))
+    return found
+
+
+@pytest.mark.parametrize("window", [1, 3, 64, 100])
+@pytest.mark.parametrize("name", CASES)
+def test_a_window_hides_all_but_the_last_positions(name: str, window: int) -> None:
+    q, k, v, inputs = attention_case(CASES[name], 16, torch.float32)
+    seen = within(inputs, window)
+    read = torch.zeros(k.shape[0], dtype=torch.bool)
+    expected = torch.zeros(q.shape, dtype=torch.float64)
+    for token, (request, rows) in enumerate(seen):
+        slots = torch.tensor([int(inputs.page_table[request, row // 16]) * 16 + row % 16 for row in rows])
+        read[slots] = True
+        keys, values = (c[slots].double().repeat_interleave(q.shape[1] // k.shape[1], dim=1) for c in (k, v))
+        weights = torch.softmax(torch.einsum("hd,lhd->hl", q[token].double(), keys) * 0.3, dim=1)
+        expected[token] = torch.einsum("hl,lhd->hd", weights, values)
+    k[~read], v[~read] = torch.nan, torch.nan
+    for backend in (kernels, reference):
+        found = backend.paged_attention(q, k, v, 16, inputs, 0.3, window)
+        close(found[: len(seen)], expected[: len(seen)])
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_chain_under_verification_has_the_bits_of_single_tokens(dtype: torch.dtype) -> None:
     prefix, chain = 61, 9

@@ -102,6 +102,28 @@ OTHER_FAMILIES: dict[str, tuple[str, Callable[[Path], Any], str]] = {
         config_edit(layer_types=None, full_attention_interval=4),
         "layer 0 of Qwen3NextForCausalLM is of type 'linear_attention'",
     ),
+    "window of another family": (
+        "untied",
+        config_edit(use_sliding_window=True, sliding_window=5),
+        "sliding_window 5 in LlamaForCausalLM is not supported; use_sliding_window false would work",
+    ),
+    "window that is not used": (
+        "qwen3, windows",
+        config_edit(use_sliding_window=False),
+        "layer 1 of Qwen3ForCausalLM is of type 'sliding_attention', which is not supported",
+    ),
+    "capped logits": ("gemma3", config_edit(final_logit_softcapping=30.0), "final_logit_softcapping 30.0 is not supp"),
+    "looks ahead": ("gemma3", config_edit(use_bidirectional_attention=True), "use_bidirectional_attention True is not"),
+    "norms of a layer": (
+        "gemma3",
+        tensor_edit(lambda t: t.pop("model.layers.1.pre_feedforward_layernorm.weight")),
+        r"model.layers.1.pre_feedforward_layernorm.weight is missing; .* \[64\]",
+    ),
+    "rope by layer": (
+        "untied",
+        config_edit(rope_parameters={"full_attention": {"rope_theta": 5.0}}),
+        "rope for full_attention alone is not supported",
+    ),
     "odd rotation": (
         "glm4 moe",
         config_edit(rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 0.2}),

@@ -10,6 +10,8 @@ from transformers import (
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
     LlamaConfig,
@@ -53,6 +55,8 @@ YARN: dict[str, Any] = {
     "factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+WINDOWS: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 5}
+KINDS = ["full_attention", "sliding_attention", "sliding_attention"]
 EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
 ROUTED: dict[str, Any] = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
 LATENT: dict[str, Any] = {
@@ -78,6 +82,12 @@ def deepseek_v3(**changes: Any) -> PreTrainedModel:
 
 def deepseek_v2(**changes: Any) -> PreTrainedModel:
     return DeepseekV2ForCausalLM(DeepseekV2Config(**SMALL | LATENT | {"n_shared_experts": 2} | changes))
+
+
+def gemma3(**changes: Any) -> PreTrainedModel:
+    """Windows that end within a tree of a few nodes too."""
+    values = {"head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": 9, "sliding_window_pattern": 2}
+    return Gemma3ForCausalLM(Gemma3TextConfig(**SMALL | values | changes))
 
 
 def glm4_moe(**changes: Any) -> PreTrainedModel:
@@ -114,9 +124,21 @@ MODELS: dict[str, PreTrainedModel] = {
         "yarn rope, not truncated": llama(rope_parameters={**YARN, "truncate": False, "attention_factor": 1.3}),
         "biased llama": llama(attention_bias=True),
         "mistral": MistralForCausalLM(MistralConfig(**SMALL, sliding_window=None)),
+        "mistral, window": MistralForCausalLM(MistralConfig(**SMALL, sliding_window=3)),
         "qwen2": Qwen2ForCausalLM(Qwen2Config(**SMALL)),
+        "qwen2, windows": Qwen2ForCausalLM(Qwen2Config(**SMALL, **WINDOWS, max_window_layers=1)),
         "qwen3": Qwen3ForCausalLM(Qwen3Config(**SMALL, head_dim=32)),
+        "qwen3, windows": Qwen3ForCausalLM(Qwen3Config(**SMALL, **WINDOWS, head_dim=32, layer_types=KINDS)),
         "biased qwen3": Qwen3ForCausalLM(Qwen3Config(**SMALL, head_dim=16, attention_bias=True)),
+        "gemma3": gemma3(),
+        "gemma3, scaled": gemma3(
+            rope_parameters={
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+            layer_types=KINDS,
+        ),
+        "gemma3, untied and biased": gemma3(tie_word_embeddings=False, attention_bias=True, sliding_window=70),
         "deepseek v3": deepseek_v3(),
         "deepseek v3, one group": deepseek_v3(n_group=1, topk_group=1, norm_topk_prob=False, first_k_dense_replace=0),
         "deepseek v3, biased, in halves": deepseek_v3(q_lora_rank=None, attention_bias=True, rope_interleave=False),
@@ -128,10 +150,21 @@ MODELS: dict[str, PreTrainedModel] = {
         "glm4 moe, plain": glm4_moe(first_k_dense_replace=2, rope_parameters={**YARN, "partial_rotary_factor": 0.75}),
         "qwen3 moe": qwen3_moe(norm_topk_prob=True),
         "qwen3 moe, every second layer": qwen3_moe(decoder_sparse_step=2, attention_bias=True),
+        "qwen3 moe, windows": qwen3_moe(**WINDOWS),
         "qwen3 moe, one plain layer": qwen3_moe(mlp_only_layers=[1]),
         "qwen3 next": qwen3_next(),
         "qwen3 next, biased": qwen3_next(attention_bias=True, norm_topk_prob=False),
     }.items()
 }
 # of these, one for each kind of attention and of routing
-VARIANTS = ["untied", "qwen3", "deepseek v3", "deepseek v2, groups", "glm4 moe", "qwen3 moe", "qwen3 next"]
+VARIANTS = [
+    "untied",
+    "mistral, window",
+    "qwen3",
+    "gemma3",
+    "deepseek v3",
+    "deepseek v2, groups",
+    "glm4 moe",
+    "qwen3 moe",
+    "qwen3 next",
+]

@@ -1,4 +1,4 @@
-// Attention of a ragged batch over a paged cache, causal or by a 64-bit ancestor mask.
+// Attention of a ragged batch over a paged cache, causal or by a 64-bit ancestor mask, of all positions or a window.
 //
 // One work item is a tile of queries (tokens × the heads that share a KV head) against all rows that they see. Keys come
 // in blocks of 64 that start at multiples of 64 of the request's rows, whatever the batch, and each query's sums run in
@@ -22,6 +22,7 @@ struct Inputs {
     const int64_t* tree_mask;  // null: causal
     int64_t requests, max_pages, page_size;  // page_size: a power of two
     int64_t heads, kv_heads, dim;
+    int64_t window;  // of the rows that a token sees, those of its last so many positions; 0: all
     float scale;
 };
 
@@ -48,14 +49,26 @@ Scratch& scratch_of_thread(int64_t dim) {
     return scratch;
 }
 
+// Where a token's window begins, in the prefix at the latest if it has a mask, which is then its whole path.
+INLINE int64_t first_seen(const Inputs& in, int64_t request, int64_t token) {
+    if (!in.window) return 0;
+    const int64_t prefix = in.prefix_lens[request];
+    if (!in.tree_mask) return std::max<int64_t>(0, prefix + token - in.q_indptr[request] + 1 - in.window);
+    const int64_t path = __builtin_popcountll(uint64_t(in.tree_mask[token]));
+    return std::min(prefix, std::max<int64_t>(0, prefix + path - in.window));
+}
+
 // Bit j: the token sees row first + j of its request.
 INLINE uint64_t block_mask(const Inputs& in, int64_t request, int64_t token, int64_t first) {
     auto below = [](int64_t n) -> uint64_t { return n <= 0 ? 0 : n >= 64 ? ~uint64_t(0) : (uint64_t(1) << n) - 1; };
     int64_t prefix = in.prefix_lens[request] - first;  // rows of the prefix from `first` on
-    if (!in.tree_mask) return below(prefix + token - in.q_indptr[request] + 1);
+    uint64_t seen = ~below(first_seen(in, request, token) - first);
+    if (!in.tree_mask) return seen & below(prefix + token - in.q_indptr[request] + 1);
     uint64_t own = uint64_t(in.tree_mask[token]);
-    if (prefix >= 64) return ~uint64_t(0);
-    return prefix >= 0 ? below(prefix) | own << prefix : prefix > -64 ? own >> -prefix : 0;
+    if (in.window)
+        for (int64_t far = __builtin_popcountll(own) - in.window; far > 0; far--) own &= own - 1;
+    if (prefix >= 64) return seen;
+    return prefix >= 0 ? (seen & below(prefix)) | own << prefix : prefix > -64 ? own >> -prefix : 0;
 }
 
 #ifdef __AVX512F__
@@ -233,8 +246,11 @@ void attend_tile(const Inputs& in, const Tile& tile, const T* q, const T* k_cach
     const int64_t end = prefix + (last - begin);
     const Rows request_rows = {in.page_table + tile.request * in.max_pages, in.page_size, in.kv_heads * dim,
                                tile.kv_head * dim, __builtin_ctzll(uint64_t(in.page_size))};
-    fetch_ahead(request_rows, k_cache, v_cache, 0, prefix, dim);
-    for (int64_t first = 0; first < end; first += BLOCK) {
+    int64_t start = end;
+    for (int64_t t = 0; t < tile.tokens; t++) start = std::min(start, first_seen(in, tile.request, tile.token + t));
+    start = start / BLOCK * BLOCK;
+    fetch_ahead(request_rows, k_cache, v_cache, start, prefix, dim);
+    for (int64_t first = start; first < end; first += BLOCK) {
         uint64_t masks[MAX_ROWS], any = 0;
         for (int64_t t = 0; t < tile.tokens; t++) {
             uint64_t mask = block_mask(in, tile.request, tile.token + t, first);
@@ -279,14 +295,22 @@ void paged_attention(const Inputs& in, const T* q, const T* k_cache, const T* v_
 }  // namespace
 
 #define DEFINE(T, NAME)                                                                                                \
+    EXPORT void window_attention_##NAME(const T* q, const T* k_cache, const T* v_cache, T* out,                        \
+                                        const int32_t* page_table, const int32_t* prefix_lens,                        \
+                                        const int32_t* q_indptr, const int64_t* tree_mask, int64_t tokens,             \
+                                        int64_t requests, int64_t max_pages, int64_t page_size, int64_t heads,         \
+                                        int64_t kv_heads, int64_t dim, int64_t window, float scale) {                  \
+        paged_attention<T>({page_table, prefix_lens, q_indptr, tree_mask, requests, max_pages, page_size, heads,       \
+                            kv_heads, dim, window, scale},                                                             \
+                           q, k_cache, v_cache, out, tokens);                                                          \
+    }                                                                                                                  \
     EXPORT void paged_attention_##NAME(const T* q, const T* k_cache, const T* v_cache, T* out,                         \
                                        const int32_t* page_table, const int32_t* prefix_lens,                         \
                                        const int32_t* q_indptr, const int64_t* tree_mask, int64_t tokens,              \
                                        int64_t requests, int64_t max_pages, int64_t page_size, int64_t heads,          \
                                        int64_t kv_heads, int64_t dim, float scale) {                                   \
-        paged_attention<T>({page_table, prefix_lens, q_indptr, tree_mask, requests, max_pages, page_size, heads,       \
-                            kv_heads, dim, scale},                                                                     \
-                           q, k_cache, v_cache, out, tokens);                                                          \
+        window_attention_##NAME(q, k_cache, v_cache, out, page_table, prefix_lens, q_indptr, tree_mask, tokens,        \
+                                requests, max_pages, page_size, heads, kv_heads, dim, 0, scale);                       \
     }
 
 DEFINE(float, float32)
