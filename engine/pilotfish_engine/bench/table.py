@@ -67,22 +67,22 @@ def _notes_of(level: LevelResult, result: Result) -> Iterator[str]:
     for failure in level.failures:
         yield f"{failure.count} failed, {failure.cause}: {failure.example}"
     if level.unfinished:
-        yield f"{level.unfinished} requests were cut off"
+        yield f"{_many(level.unfinished, 'request')} cut off"
     good = [request for request in level.requests if request.failure is None]
     uncounted = sum(request.completion_tokens is None for request in good)
     if uncounted:
-        yield f"{uncounted} answers came without usage, so that tokens are not counted"
+        yield f"{_many(uncounted, 'answer')} without usage, so that tokens are not counted"
     whole = sum((request.completion_tokens or 0) > 1 and request.pieces < 2 for request in good)
     if whole:
-        yield f"{whole} answers came in one piece, so that their time per token is not known"
+        yield f"{_many(whole, 'answer')} in one piece, so that no time per token is known of it"
     asked = result.workload
     shorter = sum(request.completion_tokens not in (None, asked.output_len) for request in good)
     if asked.input_len is not None and shorter:
-        yield f"{shorter} answers have not the {asked.output_len} tokens that were asked for"
+        yield f"{_many(shorter, 'answer')} without the {asked.output_len} tokens that were asked for"
     if level.repeated_prompts:
         cached = level.cached_tokens
-        known = "" if not cached or not level.prompt_tokens else f" ({cached / level.prompt_tokens:.0%} of tokens did)"
-        yield f"{level.repeated_prompts} prompts had been asked before and may have come from a prefix cache{known}"
+        known = "" if not cached or not level.prompt_tokens else f" ({cached / level.prompt_tokens:.0%} of the tokens)"
+        yield f"{_many(level.repeated_prompts, 'prompt')} asked before, which a prefix cache may have served{known}"
     if level.client_cpu > BUSY_CLIENT:
         yield f"this client used {level.client_cpu:.0%} of a core and may have been what was measured"
     yield from _foreign(level)
@@ -181,6 +181,10 @@ def number(value: float | None) -> str:
     if value is None:
         return NOTHING
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _share(value: float | None) -> str:
