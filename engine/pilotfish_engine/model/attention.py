@@ -45,9 +45,9 @@ class GroupedQueryAttention:
         if self.qk_norm is not None:
             self._norm_heads(qkv, num_kv_heads=k.shape[1])
         q = kernels.rope_and_write(qkv, inputs.positions, self.cos_sin, inputs.slots, k, v)
-        attended = self.attend(q, k, v, kv.page_size, inputs).flatten(1)
+        attended = self.attend(inputs.kept(q), k, v, kv.page_size, inputs.queries()).flatten(1)
         if self.gate is not None:
-            attended = attended * torch.sigmoid(self.gate(x))
+            attended = attended * torch.sigmoid(self.gate(inputs.kept(x)))
         return self.out(attended)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, page_size: int, inputs: ForwardInputs) -> Tensor:

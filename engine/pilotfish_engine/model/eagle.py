@@ -7,6 +7,7 @@ after the first read what the head gave at the row before in place of the target
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -34,7 +35,7 @@ class TargetStates(Protocol):
 
 class FirstLayer(Protocol):
     def __call__(self, embeds: Tensor, hidden: Tensor, inputs: ForwardInputs, kv: KVCache) -> tuple[Tensor, Tensor]:
-        """embeds, hidden: [N, H], neither written to → (x, residual), each [N, H], as a DecoderLayer gives them."""
+        """embeds, hidden: [N, H], neither written to → (x, residual), as a DecoderLayer gives them."""
         ...
 
 
@@ -50,7 +51,7 @@ class EagleLayer:
     def __call__(self, embeds: Tensor, hidden: Tensor, inputs: ForwardInputs, kv: KVCache) -> tuple[Tensor, Tensor]:
         residual = self.fc(torch.cat((embeds, hidden), dim=-1))
         attended = self.attention(residual, inputs, kv, 0)
-        normed, residual = self.mlp_norm.add(attended, residual)
+        normed, residual = self.mlp_norm.add(attended, inputs.kept(residual))
         return self.mlp(normed), residual
 
 
@@ -68,7 +69,7 @@ class Eagle3Layer:
         normed = self.hidden_norm(hidden)
         both = torch.cat((self.layer.attention_norm(embeds), normed), dim=-1)
         attended = self.layer.attention(both, inputs, kv, 0)
-        residual = normed if self.norm_before_residual else hidden.clone()
+        residual = inputs.kept(normed if self.norm_before_residual else hidden.clone())
         normed, residual = self.layer.mlp_norm.add(attended, residual)
         return self.layer.mlp(normed), residual
 
@@ -137,11 +138,12 @@ class Head:
     @torch.inference_mode()
     def forward(self, hidden: Tensor, inputs: ForwardInputs, kv: KVCache) -> tuple[Tensor, Tensor]:
         """hidden [N, H] of position i beside inputs.token_ids of i + 1, at inputs.positions i → ([N, H] for `logits`,
-        [N, H] that the next step reads)."""
+        [N, H] that the next step reads), of the tokens that inputs.kept says."""
         embeds = self.embed(inputs.token_ids)
-        x, residual = self.first(embeds, hidden, inputs, kv)
+        through = inputs if not self.layers else replace(inputs, only=None)  # all but the last layer need every token
+        x, residual = self.first(embeds, hidden, through, kv)
         for index, layer in enumerate(self.layers, start=1):
-            x, residual = layer(x, residual, inputs, kv, index)
+            x, residual = layer(x, residual, inputs if layer is self.layers[-1] else through, kv, index)
         if self.norm is None:
             out = x + residual
             return out, out

@@ -55,7 +55,8 @@ class Attention(Protocol):
     cos_sin: Tensor
 
     def __call__(self, x: Tensor, inputs: ForwardInputs, kv: KVCache, layer: int) -> Tensor:
-        """x [N, H] → [N, H]; writes the tokens' rows of layer `layer` of the cache before it reads them."""
+        """x [N, H] → inputs.kept of [N, H]; writes all tokens' rows of layer `layer` of the cache before it reads
+        them."""
         ...
 
 
@@ -100,12 +101,13 @@ class DecoderLayer:
         self, x: Tensor | None, residual: Tensor, inputs: ForwardInputs, kv: KVCache, layer: int
     ) -> tuple[Tensor, Tensor]:
         """x [N, H]: what the layer before adds to `residual` [N, H] (None: nothing is before). Returns the same of this
-        layer: the residual stream behind it is their sum. `residual` is written in place."""
+        layer, of the tokens that inputs.kept says: the residual stream behind it is their sum. `residual` is written in
+        place."""
         if x is None:
             normed = self.attention_norm(residual)
         else:
             normed, residual = self.attention_norm.add(x, residual)
-        attended = self.attention(normed, inputs, kv, layer)
+        attended, residual = self.attention(normed, inputs, kv, layer), inputs.kept(residual)
         if self.output_norms is None:
             normed, residual = self.mlp_norm.add(attended, residual)
             return self.mlp(normed), residual

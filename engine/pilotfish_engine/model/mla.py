@@ -60,11 +60,12 @@ class LatentAttention:
         rows = kv.k[layer]
         heads, nope_dim, kv_rank = self.key.shape
         rope_dim = self.cos_sin.shape[1]
-        row = self.latent(x)
+        row, read = self.latent(x), inputs.kept(x)
         latent = self.latent_norm(row[:, :kv_rank].contiguous()).unsqueeze(1)
         key = rotate(row[:, None, kv_rank:], inputs.positions, self.cos_sin)
         rows.index_copy_(0, inputs.slots, torch.cat((latent, key), dim=2))
-        query = self.query(x).view(-1, heads, nope_dim + rope_dim)
+        inputs = inputs.queries()
+        query = self.query(read).view(-1, heads, nope_dim + rope_dim)
         absorbed = torch.bmm(query[:, :, :nope_dim].transpose(0, 1), self.key).transpose(0, 1)
         q = torch.cat((absorbed, rotate(query[:, :, nope_dim:], inputs.positions, self.cos_sin)), dim=2)
         attended = kernels.paged_attention(q, rows, rows, kv.page_size, inputs, self.scale)[:, :, :kv_rank]

@@ -142,7 +142,7 @@ class PredictionHead:
     @torch.inference_mode()
     def forward(self, hidden: Tensor, inputs: ForwardInputs, kv: KVCache, index: int) -> Tensor:
         """hidden [N, H] of the head before, at rows inputs.positions, beside inputs.token_ids → [N, H] after the final
-        norm. index: of the head's layer in `kv`."""
+        norm, of the tokens that inputs.kept says. index: of the head's layer in `kv`."""
         embedded = self.embed_norm(self.embed(inputs.token_ids))
         normed = self.hidden_norm(hidden.contiguous())
         parts = (normed, embedded) if self.hidden_first else (embedded, normed)

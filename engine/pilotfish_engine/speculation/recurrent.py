@@ -7,6 +7,7 @@ target, and row i is right only for this pair of tokens (`lookahead` 1).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -43,7 +44,8 @@ class RecurrentHead(Protocol):
         ...
 
     def forward(self, hidden: Tensor, inputs: ForwardInputs, kv: KVCache) -> tuple[Tensor, Tensor]:
-        """hidden [N, H] of positions i beside tokens i + 1 → (what `logits` reads, what recurs), [N, H] each."""
+        """hidden [N, H] of positions i beside tokens i + 1 → (what `logits` reads, what recurs), each [N, H] or of the
+        tokens that inputs.kept says."""
         ...
 
     def logits(self, out: Tensor) -> Tensor:
@@ -86,9 +88,9 @@ class RecurrentProposer:
     def extend(self, chunks: Sequence[Chunk], target: TargetHidden) -> None:
         host_rows = [chunk.row for chunk in chunks]
         inputs = over_spans(self._state, host_rows, [c.start for c in chunks], [c.end for c in chunks], shift=1)
+        inputs = replace(inputs, only=last_places(inputs))
         out, hidden = self._head.forward(self._head.combine(self._head.features(target)), inputs, self.kv)
-        last = last_places(inputs)
-        self._keep_best(self._state.row_index(host_rows), host_rows, out[last], hidden[last])
+        self._keep_best(self._state.row_index(host_rows), host_rows, out, hidden)
 
     def propose(self, rows: Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:
         self._catch_up(rows, host_rows)
@@ -128,10 +130,10 @@ class RecurrentProposer:
         the first counts[i] of them in order, the rest is padding. 0 leaves a row as it is."""
         batch, width = features.shape[:2]
         start = self._state.seq_lens[rows] - counts
-        inputs = over_padded_rows(self._state, rows, start, counts, width, shift=1)
-        out, hidden = self._head.forward(self._head.combine(features.flatten(0, 1)), inputs, self.kv)
         last = torch.arange(batch, device=rows.device) * width + (counts - 1).clamp_min(0)
-        self._keep_best(rows, host_rows, out[last], hidden[last], counts > 0)
+        inputs = replace(over_padded_rows(self._state, rows, start, counts, width, shift=1), only=last)
+        out, hidden = self._head.forward(self._head.combine(features.flatten(0, 1)), inputs, self.kv)
+        self._keep_best(rows, host_rows, out, hidden, counts > 0)
 
     def _best(
         self, out: Tensor, token_rows: Tensor, positions: Tensor, host_rows: Sequence[int], k: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -24,6 +24,8 @@ class ForwardInputs:
     page_table: int32 [B, max_pages]. prefix_lens: int32 [B], KV rows before this pass's own.
     Token number i of its request sees all prefix rows and, of rows prefix_len + j: those with bit j in tree_mask[token]
     (int64 [N], own bit included), or where tree_mask is None all j ≤ i (causal).
+    only: int64 [B], the place in the pass of the one token of each request whose output is read, where nothing but K and
+    V is needed of the others (None: every output is). For causal passes alone.
     """
 
     token_ids: torch.Tensor
@@ -33,3 +35,24 @@ class ForwardInputs:
     prefix_lens: torch.Tensor
     q_indptr: torch.Tensor
     tree_mask: torch.Tensor | None
+    only: torch.Tensor | None = None
+
+    def kept(self, x: torch.Tensor) -> torch.Tensor:
+        """Of x [N, …] the rows of the tokens whose output is read."""
+        return x if self.only is None else x[self.only]
+
+    def queries(self) -> ForwardInputs:
+        """The pass of those tokens alone, when K and V of all are written: the ones before them are prefix."""
+        if self.only is None:
+            return self
+        number = self.only - self.q_indptr[:-1]
+        return replace(
+            self,
+            token_ids=self.token_ids[self.only],
+            positions=self.positions[self.only],
+            slots=self.slots[self.only],
+            prefix_lens=(self.prefix_lens + number).to(torch.int32),
+            q_indptr=torch.arange(self.only.shape[0] + 1, dtype=torch.int32, device=self.only.device),
+            tree_mask=None if self.tree_mask is None else (self.tree_mask[self.only] >> number) & 1,
+            only=None,
+        )
