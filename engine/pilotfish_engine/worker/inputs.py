@@ -24,8 +24,8 @@ class ForwardInputs:
     page_table: int32 [B, max_pages]. prefix_lens: int32 [B], KV rows before this pass's own.
     Token number i of its request sees all prefix rows and, of rows prefix_len + j: those with bit j in tree_mask[token]
     (int64 [N], own bit included), or where tree_mask is None all j ≤ i (causal).
-    only: int64 [B], the place in the pass of the one token of each request whose output is read, where nothing but K and
-    V is needed of the others (None: every output is). For causal passes alone.
+    only: int64 [B], the place in the pass of the one token of each request whose output is read, where of the others
+    nothing but K and V is needed (None: every output is read). For causal passes alone.
     """
 
     token_ids: torch.Tensor
