@@ -17,6 +17,7 @@ from pilotfish_engine.server.process import refuse, serve
 from pilotfish_engine.source import is_local
 from pilotfish_engine.source import resolve as resolve_source
 from pilotfish_engine.speculation import registry
+from pilotfish_engine.train.settings import add_flags as add_train_flags
 
 
 class _Parser(argparse.ArgumentParser):
@@ -32,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             _inspect(str(flags["model"]))
         if flags["command"] == "bench":
             _bench(flags)
+        if flags["command"] == "train-draft":
+            _train(flags)
         config = configured(flags)
     except UsageError as error:
         sys.exit(refuse(str(error)))
@@ -62,6 +65,14 @@ def _bench(flags: Mapping[str, Any]) -> NoReturn:
     sys.exit(bench(flags))
 
 
+def _train(flags: Mapping[str, Any]) -> NoReturn:
+    from pilotfish_engine.train.run import train  # imports torch
+    from pilotfish_engine.train.settings import from_flags
+
+    train(from_flags(flags))
+    sys.exit(0)
+
+
 def parse(arguments: Sequence[str] | None) -> dict[str, Any]:
     """Flags by Option.key, and the command. Raises UsageError."""
     return vars(_parser().parse_args(arguments))
@@ -86,6 +97,14 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add_bench_flags(benching)
+    training = commands.add_parser(
+        "train-draft",
+        help="distil a draft from a model's own answers",
+        description="Distil an EAGLE-3 head from a model's own answers. The same command goes on after a kill.",
+        allow_abbrev=False,
+    )
+    training.add_argument(MODEL.key, metavar="TARGET", help=MODEL.help)
+    add_train_flags(training)
     for option in OPTIONS:
         text = f"{option.help} [{option.variable}]"
         if option.metavar == "BOOL":
