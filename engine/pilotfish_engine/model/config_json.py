@@ -58,11 +58,12 @@ def read_rope(config: Config, head_dim: int, max_positions: int, partial: float 
         "rotated": None if part == 1 else int(head_dim * part),
     }
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
+    if kind in ("default", "dynamic"):
+        # dynamic: only past max_position_embeddings do angles change, with every token; no cached key would stay right
         return RopeShape(**common)
     if kind not in ("linear", "llama3", "yarn"):
         raise CheckpointError(
-            f"{config.where}: rope type {kind!r} is not supported; supported are default, linear, llama3, yarn"
+            f"{config.where}: rope type {kind!r} is not supported; supported are default, linear, dynamic, llama3, yarn"
         )
     original = int(rope.get("original_max_position_embeddings") or max_positions)
     common |= {"scaling": kind, "original_max_positions": original}

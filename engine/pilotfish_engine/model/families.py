@@ -11,6 +11,7 @@ from typing import Any
 
 from pilotfish_engine.errors import CheckpointError
 from pilotfish_engine.model.config_json import Config, read_rope, read_window, yarn_temperature
+from pilotfish_engine.model.fp8 import read_block
 from pilotfish_engine.model.shape import LatentShape, ModelShape, MoEShape, RoutingShape, WindowShape, check_heads
 
 GEMMA3_DEFAULTS = {
@@ -46,12 +47,12 @@ def shape_from_config(config: Mapping[str, Any], where: str) -> ModelShape:
     if architecture not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         raise CheckpointError(f"{where}: architecture {architecture} is not supported; supported are {known}")
-    if FAMILIES[architecture] is _gemma3:
+    if architecture.startswith("Gemma3"):
         config = _gemma3_values(config)
     read = Config(config, where)
+    read_block(config, where)
     read.only("hidden_act", "silu")
     read.only("mlp_bias", False)
-    read.only("quantization_config", None)
     hidden, heads = read.positive("hidden_size"), read.positive("num_attention_heads")
     max_positions = read.positive("max_position_embeddings")
     head_dim = read.positive("head_dim", hidden // heads)
@@ -114,6 +115,21 @@ def _gemma3(config: Config, shape: ModelShape) -> ModelShape:
     return replace(shape, window=WindowShape(config.positive("sliding_window"), frozenset(layers), rope))
 
 
+def _gemma3_with_images(config: Config, shape: ModelShape) -> ModelShape:
+    """The text's part of a model that reads images too. Its checkpoints have two spellings."""
+    return replace(
+        _gemma3(config, shape),
+        spellings=(
+            ("language_model.model.", "model."),
+            ("model.language_model.", "model."),
+            ("language_model.lm_head.", "lm_head."),
+        ),
+        unread_prefixes=tuple(
+            f"{prefix}{part}." for prefix in ("", "model.") for part in ("vision_tower", "multi_modal_projector")
+        ),
+    )
+
+
 def _gemma3_values(config: Mapping[str, Any]) -> dict[str, Any]:
     """A Gemma-3 config on one level, with every value that the family has where a config is silent: `rope_parameters`
     of the layers that see everything, `local_rope` of the others."""
@@ -155,7 +171,7 @@ def _windowed(shape: ModelShape, size: int | None, layers: Iterable[int]) -> Mod
 
 def _mimo(config: Config, shape: ModelShape) -> ModelShape:
     config.only("use_sliding_window", False)
-    return replace(_qwen2(config, shape), draft_prefixes=("model.mtp_layers.",))
+    return replace(_qwen2(config, shape), unread_prefixes=("model.mtp_layers.",))
 
 
 def _qwen3(config: Config, shape: ModelShape) -> ModelShape:
@@ -174,7 +190,7 @@ def _qwen3_next(config: Config, shape: ModelShape) -> ModelShape:
         shared_gate=True,
     )
     shape = replace(_llama(config, shape), qk_norm=True)
-    return replace(shape, moe=moe, output_gate=True, zero_centred_norms=True, draft_prefixes=("mtp.",))
+    return replace(shape, moe=moe, output_gate=True, zero_centred_norms=True, unread_prefixes=("mtp.",))
 
 
 def _qwen_experts(config: Config) -> MoEShape:
@@ -198,14 +214,14 @@ def _glm4_moe(config: Config, shape: ModelShape) -> ModelShape:
         qkv_bias=config.flag("attention_bias", False),
         qk_norm=config.flag("use_qk_norm", False),
         moe=_sigmoid_experts(config),
-        draft_prefixes=_appended_layers(config, shape),
+        unread_prefixes=_appended_layers(config, shape),
     )
 
 
 def _deepseek_v3(config: Config, shape: ModelShape) -> ModelShape:
     config.only("topk_method", "noaux_tc")
     shape = _latent(config, shape, interleaved=config.flag("rope_interleave", True))
-    return replace(shape, moe=_sigmoid_experts(config), draft_prefixes=_appended_layers(config, shape))
+    return replace(shape, moe=_sigmoid_experts(config), unread_prefixes=_appended_layers(config, shape))
 
 
 def _deepseek_v2(config: Config, shape: ModelShape) -> ModelShape:
@@ -296,6 +312,7 @@ FAMILIES: Mapping[str, Callable[[Config, ModelShape], ModelShape]] = {
     "DeepseekV2ForCausalLM": _deepseek_v2,
     "DeepseekV3ForCausalLM": _deepseek_v3,
     "Gemma3ForCausalLM": _gemma3,
+    "Gemma3ForConditionalGeneration": _gemma3_with_images,
     "Glm4MoeForCausalLM": _glm4_moe,
     "LlamaForCausalLM": _llama,
     "MiMoForCausalLM": _mimo,

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pilotfish_engine.errors import CheckpointError
+from pilotfish_engine.model import fp8
 from pilotfish_engine.model.families import shape_from_config, token_ids
 from pilotfish_engine.model.shape import ModelShape
 
@@ -20,7 +21,8 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 class SafetensorsFolder:
-    """The folder as it is: `config` is its config.json, and tensors have the names and dtypes of the files."""
+    """`config` is the folder's config.json. Tensors have the names and dtypes of the files, but that those of 8-bit
+    floats are read as what their scales make of them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -30,8 +32,12 @@ class SafetensorsFolder:
         self.config = _read_json(self.config_file)
 
     @cached_property
+    def _block(self) -> tuple[int, int] | None:
+        return fp8.read_block(self.config, str(self.config_file))
+
+    @cached_property
     def _files(self) -> Mapping[str, Any]:
-        """Tensor name → the open file that holds it."""
+        """Tensor name in the files → the open one that holds it."""
         index_file, single = self.path / INDEX, self.path / SINGLE
         if index_file.exists():
             weight_map = _read_json(index_file).get("weight_map")
@@ -53,15 +59,24 @@ class SafetensorsFolder:
 
     @cached_property
     def tensor_shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return {
-            name: tuple(file.get_slice(name).get_shape())
-            for name, file in self._files.items()
-            if not name.endswith(".rotary_emb.inv_freq")  # a constant that early Llama checkpoints carry
-        }
+        shapes, scales = self._stored_shapes, set(self._scales.values())
+        ends = (".rotary_emb.inv_freq", *fp8.OF_ACTIVATIONS)  # the first: a constant that early Llama checkpoints carry
+        return {name: shape for name, shape in shapes.items() if name not in scales and not name.endswith(ends)}
+
+    @cached_property
+    def _stored_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: tuple(file.get_slice(name).get_shape()) for name, file in self._files.items()}
+
+    @cached_property
+    def _scales(self) -> Mapping[str, str]:
+        dtypes = {name: file.get_slice(name).get_dtype() for name, file in self._files.items()}
+        return fp8.find_scales(self._stored_shapes, dtypes, self._block, str(self.path))
 
     def read(self, name: str) -> Tensor:
-        """A weight, in its own floating dtype."""
+        """A weight, in its own floating dtype, or float32 where it was quantised."""
         tensor = self.read_raw(name)
+        if name in self._scales:
+            return fp8.dequantise(tensor, self.read_raw(self._scales[name]), self._block)
         if not tensor.is_floating_point() or tensor.itemsize < 2:
             raise CheckpointError(
                 f"{self.path}: tensor {name} is {str(tensor.dtype).removeprefix('torch.')}; "
@@ -75,12 +90,13 @@ class SafetensorsFolder:
         return tensor
 
 
-class SafetensorsCheckpoint(SafetensorsFolder):
+class SafetensorsCheckpoint:
     """A folder that holds a causal LM."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        shape = shape_from_config(self.config, str(self.config_file))
+        self.path = path
+        self._folder = SafetensorsFolder(path)
+        shape = shape_from_config(self._folder.config, str(self._folder.config_file))
         generation_file = path / "generation_config.json"
         if generation_file.exists():
             more = token_ids(_read_json(generation_file).get("eos_token_id"))
@@ -88,12 +104,27 @@ class SafetensorsCheckpoint(SafetensorsFolder):
         self.shape: ModelShape = shape
 
     @cached_property
-    def tensor_shapes(self) -> Mapping[str, tuple[int, ...]]:
-        drafts = self.shape.draft_prefixes
-        shapes = {name: shape for name, shape in super().tensor_shapes.items() if not name.startswith(drafts)}
+    def _names(self) -> Mapping[str, str]:
+        """Of the model's own tensors: each name here → that in the files."""
+        names = {}
+        for stored in self._folder.tensor_shapes:
+            if stored.startswith(self.shape.unread_prefixes):
+                continue
+            name = stored
+            for prefix, own in self.shape.spellings:
+                if stored.startswith(prefix):
+                    name = own + stored.removeprefix(prefix)
+            names[name] = stored
         if self.shape.tie_word_embeddings:  # many tied checkpoints store the shared matrix under both names
-            shapes.pop("lm_head.weight", None)
-        return shapes
+            names.pop("lm_head.weight", None)
+        return names
+
+    @cached_property
+    def tensor_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: self._folder.tensor_shapes[stored] for name, stored in self._names.items()}
+
+    def read(self, name: str) -> Tensor:
+        return self._folder.read(self._names[name])
 
 
 def _open(file: Path) -> Any:

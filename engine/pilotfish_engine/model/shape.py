@@ -133,8 +133,9 @@ class ModelShape:
     qk_norm: a norm over each head's queries and keys. query_scale: of the scores (None: 1/sqrt(head_dim)). window: of
     layers that see only the last positions. output_gate: attention's output is weighed by a sigmoid of the token, from
     rows of q_proj. zero_centred_norms: stored weights are added to 1. output_norms: what attention and MLP give is
-    normed too, before it is added. embed_scale: multiplies embeddings as the model reads them. draft_prefixes: of
-    tensors that belong to a draft inside the same checkpoint, which the model itself does not read."""
+    normed too, before it is added. embed_scale: multiplies embeddings as the model reads them. unread_prefixes: of
+    tensors in the same checkpoint that the model itself does not read, like those of a draft. spellings: prefixes of
+    names in the files, each with what stands here in its place."""
 
     architecture: str
     num_layers: int
@@ -160,7 +161,8 @@ class ModelShape:
     embed_scale: float = 1.0
     latent: LatentShape | None = None
     moe: MoEShape | None = None
-    draft_prefixes: tuple[str, ...] = ()
+    unread_prefixes: tuple[str, ...] = ()
+    spellings: tuple[tuple[str, str], ...] = ()
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 

@@ -68,9 +68,9 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "biased": (config_edit(mlp_bias=True), "mlp_bias True is not supported; False would work"),
     "no layers": (config_edit(num_hidden_layers=0), "num_hidden_layers is 0; a positive integer"),
     "odd groups": (config_edit(num_key_value_heads=3), "4 attention heads do not divide among 3 KV heads"),
-    "dynamic": (config_edit(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), "rope type 'dynamic' is not"),
+    "long": (config_edit(rope_parameters={"rope_type": "longrope", "factor": 2.0}), "rope type 'longrope' is not"),
     "part of a head": (config_edit(partial_rotary_factor=0.5), "partial_rotary_factor 0.5 is not supported"),
-    "quantised": (config_edit(quantization_config={"quant_method": "fp8"}), "quantization_config .*fp8.* would work"),
+    "quantised": (config_edit(quantization_config={"quant_method": "awq"}), "quantization_config .*awq.* would work"),
     "other size": (config_edit(vocab_size=97), r"embed_tokens.weight has shape \[96, 64\], .* \[97, 64\]"),
     "short of layers": (config_edit(num_hidden_layers=2), r"model.layers.2\S+ of shape .* is none that"),
 }

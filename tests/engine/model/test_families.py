@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from pilotfish_engine.model import Decoder, load, read_shape
 from tests.engine.conformance.test_capturable import HOST_COPIES, Capturable, refuse
@@ -89,9 +90,8 @@ def test_bfloat16_is_near_the_reference(name: str, tmp_path: Path) -> None:
 def test_the_shape_is_read_without_the_weights(tmp_path: Path) -> None:
     MODELS["tied"].config.save_pretrained(tmp_path)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 7]}')
-    (tmp_path / "config.json").write_text(
-        (tmp_path / "config.json").read_text().replace('"architectures": null', '"architectures": ["LlamaForCausalLM"]')
-    )
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaForCausalLM"]}))
     shape = read_shape(tmp_path)
     assert (shape.hidden_size, shape.num_heads, shape.num_kv_heads, shape.head_dim) == (64, 4, 2, 16)
     assert shape.eos_token_ids == (2, 7)
@@ -126,6 +126,53 @@ def test_a_latent_is_kept_once(tmp_path: Path) -> None:
     assert kv.v.numel() == 0
     kv.v[:, torch.tensor([3])] = kv.v[:, torch.tensor([7])]  # as a step moves accepted rows
     assert decoder.shape.kv_elements_per_token == 3 * (32 + 16)
+
+
+@pytest.mark.parametrize("spelling", ["language_model.model.", "model.language_model."])
+def test_the_text_of_a_model_with_images(spelling: str, tmp_path: Path) -> None:
+    text = {**SMALL, "head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": 9, "sliding_window_pattern": 2}
+    sight = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
+    config = Gemma3Config(text_config=text, vision_config={**sight, "image_size": 28, "patch_size": 14})
+    torch.manual_seed(0)
+    model = Gemma3ForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path)
+    file, old = tmp_path / "model.safetensors", "language_model.model."
+    save_file({name.replace(old, spelling): tensor for name, tensor in load_file(file).items()}, file)
+    with torch.inference_mode():
+        expected = model(torch.tensor([prompt(40)])).logits[0]
+    (logits,) = Paged(load(tmp_path, torch.float32), 1, max_len=48).run([Piece(prompt(40))])
+    torch.testing.assert_close(logits, expected, **TOLERANCE)
+
+
+def old_spelling(config: dict[str, Any]) -> dict[str, Any]:
+    """As transformers wrote it before version 5."""
+    rope = config.pop("rope_parameters")
+    if "full_attention" in rope:
+        config.pop("layer_types")
+        config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
+    rope["type"] = rope.pop("rope_type")
+    return {**config, "rope_theta": rope.pop("rope_theta"), "rope_scaling": None if rope["type"] == "default" else rope}
+
+
+@pytest.mark.parametrize("name", ["tied", "linear rope", "llama3 rope", "yarn rope, by weights", "gemma3"])
+def test_an_older_config_says_the_same(name: str, tmp_path: Path) -> None:
+    MODELS[name].save_pretrained(tmp_path)
+    newer, file = read_shape(tmp_path), tmp_path / "config.json"
+    file.write_text(json.dumps(old_spelling(json.loads(file.read_text()))))
+    assert read_shape(tmp_path) == newer
+
+
+def test_dynamic_rope_reaches_as_far_as_the_model_was_trained(tmp_path: Path) -> None:
+    """Where it turns as plain rope does. Past that every token turns all keys anew."""
+    model, longest = MODELS["dynamic rope"], SMALL["max_position_embeddings"]
+    model.save_pretrained(tmp_path)
+    tokens = prompt(longest)
+    paged = Paged(load(tmp_path, torch.float32), 1, max_len=longest)
+    logits = torch.cat([paged.run([Piece(tokens[a:b])])[0] for a, b in ((0, 100), (100, longest))])
+    torch.testing.assert_close(logits, reference("dynamic rope", tokens), **TOLERANCE)
+    longer = reference("dynamic rope", [*tokens, *prompt(40)])[:longest]
+    assert not torch.allclose(longer, logits, **TOLERANCE)
 
 
 def rewrite(folder: Path, extra: dict[str, Tensor], **changes: Any) -> None:

@@ -122,6 +122,10 @@ MODELS: dict[str, PreTrainedModel] = {
         "llama3 rope": llama(rope_parameters=LLAMA3),
         "yarn rope": llama(rope_parameters=YARN),
         "yarn rope, not truncated": llama(rope_parameters={**YARN, "truncate": False, "attention_factor": 1.3}),
+        "yarn rope, by weights": llama(
+            rope_parameters={**YARN, "mscale": 1.3, "mscale_all_dim": 0.7, "beta_fast": 8.0, "beta_slow": 2.0}
+        ),
+        "dynamic rope": llama(rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 500.0}),
         "biased llama": llama(attention_bias=True),
         "mistral": MistralForCausalLM(MistralConfig(**SMALL, sliding_window=None)),
         "mistral, window": MistralForCausalLM(MistralConfig(**SMALL, sliding_window=3)),

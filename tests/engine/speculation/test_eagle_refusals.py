@@ -164,8 +164,8 @@ REFUSED: dict[str, tuple[str, Edit, str]] = {
     "pickled": (EAGLE3, pickled, "pytorch_model.bin is a pickle, which is never read; .* model.safetensors would work"),
     "quantised": (
         EAGLE3,
-        config(quantization_config={"quant_method": "fp8"}),
-        r"quantization_config \{'quant_method': 'fp8'\} is not supported",
+        config(quantization_config={"quant_method": "awq"}),
+        r"quantization_config \{'quant_method': 'awq'\} is not supported",
     ),
     # vocabulary
     "head of another size": (
