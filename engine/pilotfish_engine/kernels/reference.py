@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from pilotfish_engine.worker.inputs import ForwardInputs
 
-TOKEN_BLOCK = 16  # tokens whose gathered K and V rows are held at a time
+TOKEN_BLOCK = 16  # tokens whose gathered K and V rows are held at a time,
+DEVICE_BLOCK = 1 << 28  # and where launches cost more than memory as many as have so many numbers in them
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -87,8 +88,9 @@ def paged_attention(
     visible, rows = visible_rows(inputs, page_size, window)
     group = q.shape[1] // k_cache.shape[1]
     out = torch.empty_like(q)
-    for start in range(0, q.shape[0], TOKEN_BLOCK):
-        block = slice(start, start + TOKEN_BLOCK)
+    tokens = max(TOKEN_BLOCK, 0 if q.is_cpu else DEVICE_BLOCK // (rows.shape[1] * k_cache[0].numel()))
+    for start in range(0, q.shape[0], tokens):
+        block = slice(start, start + tokens)
         seen, slots = visible[block], rows[block]
         k = _wide(k_cache[slots]).masked_fill(~seen[:, :, None, None], 0)  # [n, L, Hkv, D]
         v = _wide(v_cache[slots]).masked_fill(~seen[:, :, None, None], 0)
