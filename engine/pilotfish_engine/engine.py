@@ -71,7 +71,7 @@ def assemble(
     method, models = _method(config, path, shape)
     device, ranks = _place(path, shape, config.capacity.tensor_parallel_size, join)
     dtype = resolve_dtype(config.model.dtype, device)
-    max_model_len = _max_model_len(config.model.max_model_len, shape)
+    max_model_len = _max_model_len(config, shape)
     capacity = config.capacity
     num_pages = pages_for(_kv_tokens(config, max_model_len), capacity.page_size)
     state = RequestState(
@@ -157,22 +157,19 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     return dtypes[name]
 
 
-def _max_model_len(wanted: int | None, shape: ModelShape) -> int:
-    own = shape.max_position_embeddings
-    if wanted is None:
-        return own
-    if wanted > own:
+def _max_model_len(config: EngineConfig, shape: ModelShape) -> int:
+    """As asked for, or the checkpoint's own; no longer than the KV cache."""
+    own, wanted = shape.max_position_embeddings, config.model.max_model_len
+    if wanted is not None and wanted > own:
         raise UsageError(f"--max-model-len is {wanted}, and the checkpoint reaches {own}; at most {own} would work")
-    return wanted
+    return min(wanted or own, config.capacity.kv_tokens or own)
 
 
 def _kv_tokens(config: EngineConfig, max_model_len: int) -> int:
-    """As asked for, or room for a quarter of the rows at full length, and at least one request of full length."""
-    capacity = config.capacity
-    one = max_model_len + SLACK
-    if capacity.kv_tokens is None:
-        return max(one, capacity.max_running_requests * one // 4)
-    return capacity.kv_tokens
+    """As asked for, or room for a quarter of the rows at full length; one request of full length always ends for its
+    length and not for want of room, so what its last steps may write is there beside."""
+    capacity, one = config.capacity, max_model_len + SLACK
+    return max(one, capacity.kv_tokens or capacity.max_running_requests * one // 4)
 
 
 def check_vocabulary(target: Path, shape: ModelShape, draft: Path, found: int) -> None:

@@ -11,8 +11,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pilotfish_engine.config import CapacityConfig, EngineConfig, ModelConfig, SpeculationConfig
-from pilotfish_engine.engine import assemble
+from pilotfish_engine.contract.speculation import Envelope
+from pilotfish_engine.engine import assemble, build
 from pilotfish_engine.errors import MethodError, UsageError
+from pilotfish_engine.messages import SamplingParams, Submit
 
 TOKENIZER = {
     "version": "1.0",
@@ -83,3 +85,27 @@ def test_a_draft_is_read_like_any_checkpoint(tmp_path):
 def test_settings_that_cannot_work(tmp_path, options, sentence):
     with pytest.raises(UsageError, match=sentence):
         run(checkpoint(tmp_path / "target", 4), **options)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_small_cache_is_the_context_and_an_answer_that_fills_it_ends_for_length(tmp_path, overlap):
+    """With every step reserving 64 rows."""
+    scheduler = build(
+        EngineConfig(
+            model=ModelConfig(source=str(checkpoint(tmp_path / "target", 4)), dtype="float32"),
+            speculation=SpeculationConfig(
+                method="NGRAM", envelope=Envelope(num_steps=8, topk=8, num_draft_tokens=64, tuning="Fixed")
+            ),
+            capacity=CapacityConfig(max_running_requests=2, kv_tokens=40, overlap=overlap),
+        )
+    )
+    assert scheduler.limits.max_model_len == 40
+    params = SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True)
+    for name in "ab":
+        scheduler.submit(Submit(request_id=name, prompt=[1, 2, 1, 2, 1], params=params))
+    outputs = [output for _ in range(200) for output in scheduler.step()]
+    for name in "ab":
+        own = [output for output in outputs if output.request_id == name]
+        assert own[-1].finish_reason == "length", own[-1].error
+        assert sum(len(output.token_ids) for output in own) == 35
+    scheduler.check()

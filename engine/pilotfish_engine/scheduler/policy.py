@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pilotfish_engine.types import Chunk
@@ -26,6 +26,30 @@ def too_large(known_tokens: int, room: int) -> str:
 
 
 @dataclass(frozen=True)
+class Outlook:
+    """What a request is expected to do: `to_come` more pages, then it ends and gives back these and `own`, the pages
+    that it holds alone."""
+
+    own: int
+    to_come: int
+
+
+def peak_growth(outlooks: Iterable[Outlook]) -> int:
+    """The most pages that requests will need together beyond those they hold now, all growing equally fast.
+
+    The need is largest at one of the ends: until then everyone still there has grown by as much as the one that ends,
+    and those that ended before have given their pages back.
+    """
+    last_first = sorted(outlooks, key=lambda outlook: -outlook.to_come)
+    returned = sum(outlook.own for outlook in last_first)
+    peak = 0
+    for still_there, outlook in enumerate(last_first, 1):
+        returned -= outlook.own
+        peak = max(peak, still_there * outlook.to_come - returned)
+    return peak
+
+
+@dataclass(frozen=True)
 class PrefillWork:
     """A request whose known tokens are not all computed: rows [computed_len, known_len) are to do."""
 
@@ -35,13 +59,20 @@ class PrefillWork:
 
 
 def plan_chunks(work: Sequence[PrefillWork], chunk_size: int) -> list[Chunk]:
-    """First come, first served, until `chunk_size` tokens are planned; a long prompt goes through in several calls."""
-    chunks: list[Chunk] = []
+    """Chunks of `chunk_size` tokens together. Half of them are the first one's by right, so that many short prompts do
+    not hold up a long one; the rest goes to those with least to do, so that a long one does not hold up short ones."""
+    left = [item.known_len - item.computed_len for item in work]
+    share = [0] * len(work)
     budget = chunk_size
-    for item in work:
-        if budget <= 0:
-            break
-        end = min(item.known_len, item.computed_len + budget)
-        chunks.append(Chunk(item.row, item.computed_len, end, end == item.known_len))
-        budget -= end - item.computed_len
-    return chunks
+    if work:
+        share[0] = min(left[0], (chunk_size + 1) // 2)
+        budget -= share[0]
+    for number in sorted(range(len(work)), key=lambda number: left[number] - share[number]):
+        more = min(left[number] - share[number], budget)
+        share[number] += more
+        budget -= more
+    return [
+        Chunk(item.row, item.computed_len, item.computed_len + tokens, item.computed_len + tokens == item.known_len)
+        for item, tokens in zip(work, share, strict=True)
+        if tokens
+    ]

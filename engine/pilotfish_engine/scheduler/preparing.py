@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
 
 from pilotfish_engine.errors import RequestError
 from pilotfish_engine.messages import Grammar
@@ -20,7 +21,11 @@ class Preparing:
 
     def __init__(self, compiler: GrammarCompiler | None) -> None:
         self._compiler = compiler
-        self.requests: list[Request] = []
+        self._members: set[Request] = set()
+        self._compiled: SimpleQueue[Request] = SimpleQueue()  # filled by whichever thread compiles
+
+    def __len__(self) -> int:
+        return len(self._members)
 
     def add(self, request: Request) -> None:
         assert request.params.grammar is not None, "a request without a grammar is ready"
@@ -30,15 +35,21 @@ class Preparing:
             request.grammar.set_exception(error)
         else:
             request.grammar = self._compiler(request.params.grammar)
-        self.requests.append(request)
+        self._members.add(request)
+        request.grammar.add_done_callback(lambda _: self._compiled.put(request))
+
+    def discard(self, request: Request) -> None:
+        self._members.discard(request)
 
     def take(self, idle: bool) -> list[tuple[Request, BaseException | None]]:
-        """Those that are ready, in order, or why they never will be. `idle`: nothing else is to do, so it may wait a
-        little."""
-        grammars = [request.grammar for request in self.requests if request.grammar is not None]
-        if idle and grammars:
-            wait(grammars, WAIT_SECONDS)
-        done = [(request, grammar) for request, grammar in zip(self.requests, grammars, strict=True) if grammar.done()]
-        for request, _ in done:
-            self.requests.remove(request)
-        return [(request, grammar.exception()) for request, grammar in done]
+        """Those that are ready, or why they never will be. `idle`: nothing else is to do, so it may wait a little."""
+        taken: list[tuple[Request, BaseException | None]] = []
+        while self._members:
+            try:
+                request = self._compiled.get(idle and not taken, WAIT_SECONDS)
+            except Empty:
+                break
+            if request in self._members and request.grammar is not None:
+                self._members.discard(request)
+                taken.append((request, request.grammar.exception()))
+        return taken

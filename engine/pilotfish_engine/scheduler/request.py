@@ -10,14 +10,16 @@ from pilotfish_engine.scheduler.stops import StopChecker
 from pilotfish_engine.types import CompiledGrammar
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
-    """computed_len: KV rows done by the target: len(token_ids) − 1 while decoding, less while chunks go through.
+    """place: (priority, number of arrival), lower ones first, as long as it lives. computed_len: KV rows done by the
+    target: len(token_ids) − 1 while decoding, less while chunks go through.
 
     Invariant: pages cover every row that a step may write, and the request holds one reference of each.
     """
 
     request_id: str
+    place: tuple[int, int]
     prompt_len: int
     token_ids: list[int]
     params: SamplingParams
@@ -26,6 +28,7 @@ class Request:
     grammar: Future[CompiledGrammar] | None = None
     row: int = -1
     pages: list[int] = field(default_factory=list)
+    found_pages: int = 0  # those of `pages` that the prefix cache held at this admission
     computed_len: int = 0
     decoding: bool = False  # all known tokens but the last have KV, and a step may follow
     cached_tokens: int = 0  # prompt tokens that the prefix cache held at first admission

@@ -1,35 +1,28 @@
 """The loop's one iteration: admit waiting requests, run a batch of prompt chunks, run a decode step, commit what came.
 
-Knows nothing about tensors, HTTP or methods. Time comes in through `clock` and is used for the concurrency integral
-only.
+Knows nothing about tensors, HTTP or methods.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
 
-from pilotfish_engine.contract.speculation import Counters, EngineReport, EnvelopeUpdate
+from pilotfish_engine.contract.speculation import EngineReport, EnvelopeUpdate
 from pilotfish_engine.errors import RequestError
-from pilotfish_engine.kv.pages import PagePool
-from pilotfish_engine.kv.prefix import PrefixCache
 from pilotfish_engine.messages import Output, Submit
-from pilotfish_engine.scheduler.policy import PrefillWork, missing_pages, pages_for, plan_chunks, too_large
+from pilotfish_engine.scheduler.policy import PrefillWork, plan_chunks
 from pilotfish_engine.scheduler.preparing import GrammarCompiler, Preparing
 from pilotfish_engine.scheduler.request import Request
+from pilotfish_engine.scheduler.room import Room
 from pilotfish_engine.scheduler.steps import DecodeSteps, logprobs
-from pilotfish_engine.scheduler.stops import End, StopChecker, StopTextFactory
-from pilotfish_engine.types import (
-    Admission,
-    Batch,
-    ForwardMode,
-    GenerationBatchResult,
-    NewPages,
-    Worker,
-    WorkerLimits,
-)
+from pilotfish_engine.scheduler.stops import StopChecker, StopTextFactory
+from pilotfish_engine.scheduler.tally import Tally
+from pilotfish_engine.scheduler.waiting import Waiting
+from pilotfish_engine.types import Admission, Batch, ForwardMode, GenerationBatchResult, NewPages, Worker, WorkerLimits
 
 MAX_FAILED_STEPS = 3  # in a row, before the engine calls itself unready
 
@@ -50,21 +43,17 @@ class Scheduler:
         self._steps = DecodeSteps(worker, overlap)
         self._chunk_size = chunk_size
         self._stop_text = stop_text
-        self._clock = clock
-        limits = worker.limits
-        self.pool = PagePool(limits.num_pages)
-        self.prefix = PrefixCache(self.pool, limits.page_size, limits.lookahead)
-        self._free_rows = list(range(limits.max_running_requests - 1, -1, -1))
+        self._room = Room(worker)
+        self.pool, self.prefix = self._room.pool, self._room.prefix
+        self._free_rows = list(range(worker.limits.max_running_requests - 1, -1, -1))
+        self._arrivals = count()
         self._preparing = Preparing(grammars)
-        self._waiting: deque[Request] = deque()
+        self._waiting = Waiting()
         self._running: list[Request] = []  # in order of admission
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[str, Request] = {}  # all of these, by id, until they end
         self._outputs: list[Output] = []
-        self._counts: Counter[str] = Counter()
-        self._concurrency_seconds = 0.0
-        self._counted_at = clock()
+        self._tally = Tally(clock)
         self.retractions = 0
-        self._at_work: list[Request] = []  # in the call that may fail now
         self._failed_steps = 0
         self._last_failure = ""
 
@@ -78,11 +67,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._queued or self._running or self._outputs or self._steps.requests)
-
-    @property
-    def _queued(self) -> int:
-        return len(self._waiting) + len(self._preparing.requests)
+        return bool(self._requests or self._running or self._outputs)
 
     @property
     def unready(self) -> str | None:
@@ -92,13 +77,14 @@ class Scheduler:
 
     def submit(self, submit: Submit) -> None:
         """The prompt has 1 … max_model_len − 1 tokens. A request that cannot ever fit is answered with an error."""
-        self._count_time()
+        self._tally.time(len(self._requests))
         limits, params = self.limits, submit.params
         endless = params.ignore_eos and params.grammar is None
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if endless else limits.eos_token_ids)
         text = self._stop_text(params.stop) if params.stop and self._stop_text is not None else None
         request = Request(
             request_id=submit.request_id,
+            place=(submit.priority, next(self._arrivals)),
             prompt_len=len(submit.prompt),
             token_ids=list(submit.prompt),
             params=params,
@@ -106,10 +92,11 @@ class Scheduler:
             stops=StopChecker(stop_ids, text, min(len(submit.prompt) + params.max_tokens, limits.max_model_len)),
         )
         self._requests[request.request_id] = request
-        if self._pages_wanted(request) > limits.num_pages:
-            self._fail(request, self._too_large(request))
+        reason = self._room.why_never(request)
+        if reason is not None:
+            self._fail(request, reason)
         elif params.grammar is None:
-            self._waiting.append(request)
+            self._waiting.add(request)
         else:
             self._preparing.add(request)
 
@@ -125,34 +112,33 @@ class Scheduler:
         """One iteration. Returns what it committed and which requests it ended."""
         self._take_prepared()
         self._admit()
-        self._run(self._extend)
-        self._run(self._decode)
-        self._count_time()
+        self._extend()
+        self._decode()
         outputs, self._outputs = self._outputs, []
         return outputs
 
     def report(self) -> EngineReport:
-        self._count_time()
+        self._tally.time(len(self._requests))
         speculation = self._worker.speculation_report()
         return EngineReport(
             method=speculation.method,
             effective=speculation.effective,
             envelope=speculation.envelope,
             running=len(self._running),
-            waiting=self._queued,
+            waiting=len(self._waiting) + len(self._preparing),
             context_tokens=self._context_tokens(self._running),
             max_running_requests=self.limits.max_running_requests,
-            concurrency_seconds_total=self._concurrency_seconds,
+            concurrency_seconds_total=self._tally.concurrency_seconds,
             accept_length=speculation.accept_length,
             accept=speculation.accept,
-            counters=Counters(**self._counts),
+            counters=self._tally.counters,
             profile=speculation.profile,
             reason=speculation.reason,
         )
 
     def set_envelope(self, update: EnvelopeUpdate) -> EngineReport:
         """Takes effect with the next step. Raises EnvelopeError, and nothing changes, on what the method cannot do."""
-        self._run(self._collect)
+        self._collect()
         self._worker.set_envelope(update.applied_to(self._worker.speculation_report().envelope))
         return self.report()
 
@@ -169,12 +155,12 @@ class Scheduler:
         return [*(request.pages for request in self._running), list(self.prefix.pages())]
 
     def retract_latest(self) -> None:
-        """The request admitted last goes back to the head of the queue, to go through again from its tokens; what the
-        prefix cache keeps of it is a gain."""
+        """The last in order of those running goes back to its place in the queue, to go through again from its tokens;
+        what the prefix cache keeps of it is a gain."""
         self._collect()
-        request = self._running[-1]
+        request = max(self._running, key=lambda request: request.place)
         self._leave(request)
-        self._waiting.appendleft(request)
+        self._waiting.add(request)
         self.retractions += 1
 
     # --- admission and pages
@@ -182,144 +168,123 @@ class Scheduler:
     def _take_prepared(self) -> None:
         for request, failure in self._preparing.take(idle=not (self._waiting or self._running)):
             if failure is None:
-                self._waiting.append(request)
+                self._waiting.add(request)
             else:
                 self._fail(request, failure)
 
     def _admit(self) -> None:
-        if self._waiting and self._free_rows:
-            self._run(self._collect)  # rows and pages change only between steps
-        while self._waiting and self._free_rows:
-            request = self._waiting[0]
-            cached = self.prefix.match(request.token_ids, len(request.token_ids) - 1)
-            fresh = self._allocate(self._pages_wanted(request) - len(cached))
-            if fresh is None:
-                self.pool.release(cached)
-                if not self._running:
-                    self._waiting.popleft()
-                    self._fail(request, self._too_large(request))
-                    continue
+        while self._free_rows and (request := self._waiting.first()) is not None:
+            if self._room.enter(request, self._running):
+                self._waiting.take_first()
+                self._start(request)
+            elif self._running:
                 return
-            self._waiting.popleft()
-            request.row = self._free_rows.pop()
-            request.pages = cached + fresh
-            request.computed_len = len(cached) * self.limits.page_size
-            if request.admissions == 0:
-                request.cached_tokens = request.computed_len
-            request.admissions += 1
-            request.decoding = False
-            self._running.append(request)
-            admission = Admission(
-                row=request.row,
-                token_ids=request.token_ids,
-                cached_len=request.computed_len,
-                pages=request.pages,
-                params=request.params,
-                seed=request.seed,
-                prompt_len=request.prompt_len,
-                end_token_ids=sorted(request.stops.stop_token_ids),
-                grammar=None if request.grammar is None else request.grammar.result(),
-            )
-            try:
-                self._worker.admit(admission)
-            except Exception as error:  # parameters that cannot be, or no memory for what they need
-                self._fail(request, error, keep=False)
+            else:
+                self._waiting.take_first()
+                self._fail(request, self._room.too_large(request))
 
-    def _pages_wanted(self, request: Request) -> int:
-        """For all known tokens, the one to come, and a first step."""
-        return pages_for(len(request.token_ids) + 1 + self._worker.reserve_tokens, self.limits.page_size)
-
-    def _allocate(self, n: int) -> list[int] | None:
-        short = n - self.pool.num_free
-        if short > 0:
-            self.prefix.evict(short)
-        return self.pool.allocate(n)
+    def _start(self, request: Request) -> None:
+        """A row for a request that has its pages."""
+        self._collect()  # rows change only between steps
+        request.row = self._free_rows.pop()
+        self._running.append(request)
+        admission = Admission(
+            row=request.row,
+            token_ids=request.token_ids,
+            cached_len=request.computed_len,
+            pages=request.pages,
+            params=request.params,
+            seed=request.seed,
+            prompt_len=request.prompt_len,
+            end_token_ids=sorted(request.stops.stop_token_ids),
+            grammar=None if request.grammar is None else request.grammar.result(),
+        )
+        try:
+            self._worker.admit(admission)
+        except Exception as error:  # parameters that cannot be, or no memory for what they need
+            self._fail(request, error, keep=False)
 
     def _grow(self, request: Request) -> NewPages | None:
-        """Pages for the next step of a decoding request; others are retracted, the latest first, until they are
+        """Pages for the next step of a decoding request; others are retracted, the last in order first, until they are
         there."""
-        while True:
-            reserve = self._worker.reserve_tokens * (1 + (request in self._steps.requests))  # may be under way
-            missing = missing_pages(len(request.token_ids), reserve, self.limits.page_size, len(request.pages))
-            if missing == 0 or not request.running:
+        while request.running:
+            under_way = request in self._steps.requests
+            missing = self._room.missing(request, steps=1 + under_way)
+            if missing == 0:
                 return None
-            if (fresh := self._allocate(missing)) is not None:
-                break
+            if (fresh := self._room.take(missing)) is not None:
+                added = NewPages(request.row, len(request.pages), fresh)
+                request.pages = request.pages + fresh
+                return added
             if self._steps.requests:  # what ends in the step under way gives its pages back
                 self._collect()
-                continue
-            latest = self._running[-1]
-            if latest is request and len(self._running) == 1:
-                self._fail(request, self._too_large(request))
-                return None
-            self.retract_latest()
-            if latest is request:
-                return None
-        added = NewPages(request.row, len(request.pages), fresh)
-        request.pages = request.pages + fresh
-        return added
-
-    def _too_large(self, request: Request) -> str:
-        return too_large(len(request.token_ids), self.limits.num_pages * self.limits.page_size)
+            elif len(self._running) == 1:
+                self._fail(request, self._room.too_large(request))
+            else:
+                self.retract_latest()
+        return None
 
     # --- running batches
 
-    def _run(self, part: Callable[[], None]) -> None:
-        """A step that fails ends the requests that were in it, and no others."""
-        self._at_work = []
-        try:
-            part()
-        except Exception as error:
-            self._failed_steps += 1
-            self._last_failure = f"{type(error).__name__}: {error}"
-            failed = [*self._at_work, *self._steps.abandon()]
-            for request in [r for r in self._running if r in failed]:
-                self._fail(request, f"the step failed ({self._last_failure})", keep=False)
-
     def _extend(self) -> None:
-        self._at_work = [request for request in self._running if not request.decoding]
-        work = [PrefillWork(r.row, r.computed_len, len(r.token_ids)) for r in self._at_work]
-        chunks = plan_chunks(work, self._chunk_size)
+        todo = sorted((r for r in self._running if not r.decoding), key=lambda request: request.place)
+        chunks = plan_chunks([PrefillWork(r.row, r.computed_len, len(r.token_ids)) for r in todo], self._chunk_size)
         if not chunks:
             return
         self._collect()
-        result = self._worker.forward_batch_generation(Batch(ForwardMode.EXTEND, chunks=chunks))
-        self._failed_steps = 0
-        by_row = {request.row: request for request in self._running}
-        for place, (chunk, tokens) in enumerate(zip(chunks, result.committed(), strict=True)):
-            request = by_row[chunk.row]
-            request.computed_len = chunk.end
-            if chunk.last:
-                request.decoding = True
-                self._commit(request, tokens, result, place)
+        by_row = {request.row: request for request in todo}
+        requests = [by_row[chunk.row] for chunk in chunks]
+        with self._ending_on_failure(requests):
+            result = self._worker.forward_batch_generation(Batch(ForwardMode.EXTEND, chunks=chunks))
+            self._failed_steps = 0
+            for place, (chunk, request, tokens) in enumerate(zip(chunks, requests, result.committed(), strict=True)):
+                request.computed_len = chunk.end
+                if chunk.last:
+                    request.decoding = True
+                    self._commit(request, tokens, result, place)
 
     def _decode(self) -> None:
         """Starts the next step, then commits what the one before it gave; without overlap that is the same step."""
-        new_pages = []
-        for request in self._decoding():
-            added = self._grow(request) if request.running else None
-            if added is not None:
-                new_pages.append(added)
-        self._at_work = self._decoding()
-        rows = [request.row for request in self._at_work]
+        new_pages = [added for request in self._decoding() if (added := self._grow(request)) is not None]
+        requests = self._decoding()
+        rows = [request.row for request in requests]
+        members = set(rows)  # a request may have grown and then been retracted for another
         batch = Batch(
             ForwardMode.DECODE,
             rows=rows,
-            new_pages=[added for added in new_pages if added.row in rows],
-            context_tokens=self._context_tokens(self._at_work),
+            new_pages=[added for added in new_pages if added.row in members],
+            context_tokens=self._context_tokens(requests),
         )
-        done = self._steps.next(self._at_work, batch)
-        if done is not None:
-            self._commit_step(*done)
+        with self._ending_on_failure([*requests, *self._steps.requests]):
+            done = self._steps.next(requests, batch)
+            if done is not None:
+                self._commit_step(*done)
 
     def _decoding(self) -> list[Request]:
         return [request for request in self._running if request.decoding and request.finish_reason is None]
 
     def _collect(self) -> None:
         """Commits the step that is under way, if one is: from here on the host knows what the device knows."""
-        done = self._steps.collect()
-        if done is not None:
-            self._commit_step(*done)
+        if not self._steps.requests:
+            return
+        with self._ending_on_failure(self._steps.requests):
+            done = self._steps.collect()
+            if done is not None:
+                self._commit_step(*done)
+
+    @contextmanager
+    def _ending_on_failure(self, requests: Sequence[Request]) -> Iterator[None]:
+        """A step that fails ends the requests that were in it, and no others."""
+        try:
+            yield
+        except Exception as error:
+            self._failed_steps += 1
+            self._last_failure = f"{type(error).__name__}: {error}"
+            for request in dict.fromkeys([*requests, *self._steps.abandon()]):
+                if request.running and request.finish_reason is None:
+                    self._fail(request, f"the step failed ({self._last_failure})", keep=False)
+                elif request.running:  # it had ended, and waited for this step only
+                    self._leave(request, keep=False)
 
     def _commit_step(self, requests: Sequence[Request], result: GenerationBatchResult) -> None:
         self._failed_steps = 0
@@ -330,56 +295,49 @@ class Scheduler:
                 self._retire(request)
                 continue
             request.drafted_tokens += drafted
+            self._tally.step(plain, drafted)
             self._commit(request, tokens, result, place)
-            self._counts.update(steps=not plain, plain_steps=plain, drafted_tokens=drafted)
 
-    def _commit(self, request: Request, tokens: Sequence[int], result: GenerationBatchResult, place: int) -> None:
+    def _commit(self, request: Request, tokens: list[int], result: GenerationBatchResult, place: int) -> None:
         """Appends a step's tokens up to the earliest end."""
         if place in result.errors:
             self._fail(request, result.errors[place])
             return
-        kept: list[int] = []
-        end: End | None = None
-        for token in tokens:
-            request.token_ids.append(token)
-            kept.append(token)
-            end = request.stops.push(token, len(request.token_ids))
-            if end is not None:
-                break
-        accepted = min(len(kept), len(tokens) - 1)  # the last token of a step is the target's own
+        kept, end = request.stops.push(tokens, len(request.token_ids))
+        accepted = min(kept, len(tokens) - 1)  # the last token of a step is the target's own
+        request.token_ids += tokens[:kept]
         request.accepted_tokens += accepted
-        self._counts.update(emitted_tokens=len(kept), accepted_tokens=accepted)
+        self._tally.tokens(kept, accepted)
         request.computed_len = len(request.token_ids) - 1
         if end is not None:
             request.finish_reason, request.text_end = end.reason, end.text_end
-        scores = logprobs(result, place, len(kept), request.params.logprobs)
-        self._outputs.append(request.output(kept, scores))
+        scores = logprobs(result, place, kept, request.params.logprobs)
+        self._outputs.append(request.output(tokens[:kept], scores))
         if end is not None:
+            self._room.lengths.ended(len(request.token_ids) - request.prompt_len)
             self._retire(request)
 
     # --- the end of a request
 
     def _retire(self, request: Request) -> None:
         """Ends what has a finish_reason. A request in a step that is under way leaves when the step is committed."""
+        self._tally.time(len(self._requests))
         self._requests.pop(request.request_id, None)
         if request in self._steps.requests:
             return
         if request.running:
             self._leave(request)
-        for queue in (self._waiting, self._preparing.requests):
-            if request in queue:
-                queue.remove(request)
+        self._waiting.discard(request)
+        self._preparing.discard(request)
 
     def _leave(self, request: Request, keep: bool = True) -> None:
         """Gives back row and pages. `keep`: the KV is right, and its full pages enter the prefix cache."""
-        if keep:
-            right = self._worker.reusable_len(request.row, min(request.computed_len, len(request.token_ids) - 1))
-            self.prefix.insert(request.token_ids, request.pages, right)
+        right = min(request.computed_len, len(request.token_ids) - 1)
+        self._room.leave(request, self._worker.reusable_len(request.row, right) if keep else 0)
         self._worker.release(request.row)
-        self.pool.release(request.pages)
         self._free_rows.append(request.row)
         self._running.remove(request)
-        request.row, request.pages, request.computed_len, request.decoding = -1, [], 0, False
+        request.row, request.decoding = -1, False
 
     def _fail(self, request: Request, reason: str | BaseException, keep: bool = True) -> None:
         request.finish_reason, request.error = "error", str(reason)
@@ -388,13 +346,6 @@ class Scheduler:
         if request.running and request not in self._steps.requests:
             self._leave(request, keep)
         self._retire(request)
-
-    # --- counting
-
-    def _count_time(self) -> None:
-        now = self._clock()
-        self._concurrency_seconds += (now - self._counted_at) * (len(self._running) + len(self._waiting))
-        self._counted_at = now
 
     def _context_tokens(self, requests: Sequence[Request]) -> int:
         return sum(request.computed_len for request in requests)

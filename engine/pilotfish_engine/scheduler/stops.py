@@ -42,11 +42,14 @@ class StopChecker:
     text: StopText | None
     max_len: int
 
-    def push(self, token_id: int, known_len: int) -> End | None:
-        """known_len: all known tokens, this one included."""
-        if token_id in self.stop_token_ids:
-            return End("stop")
-        text_end = self.text.append(token_id) if self.text is not None else None
-        if text_end is not None:
-            return End("stop", text_end)
-        return End("length") if known_len >= self.max_len else None
+    def push(self, token_ids: Sequence[int], known_len: int) -> tuple[int, End | None]:
+        """How many of the tokens that follow `known_len` known ones are the answer's, and its end if it is among
+        them."""
+        for count, token_id in enumerate(token_ids, 1):
+            if token_id in self.stop_token_ids:
+                return count, End("stop")
+            if self.text is not None and (text_end := self.text.append(token_id)) is not None:
+                return count, End("stop", text_end)
+            if known_len + count >= self.max_len:
+                return count, End("length")
+        return len(token_ids), None

@@ -4,7 +4,7 @@ step."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,10 @@ import torch
 from pilotfish_engine.config import CapacityConfig, EngineConfig, ModelConfig, SpeculationConfig
 from pilotfish_engine.contract.speculation import Envelope, EnvelopeUpdate
 from pilotfish_engine.engine import Parts, assemble
-from pilotfish_engine.messages import Output, SamplingParams, Submit
+from pilotfish_engine.messages import Output, SamplingParams, Submit, TokenLogprob
+from pilotfish_engine.scheduler.preparing import GrammarCompiler
 from pilotfish_engine.scheduler.scheduler import Scheduler
+from pilotfish_engine.scheduler.stops import StopTextFactory
 from pilotfish_engine.types import Admission, Batch, ForwardMode, GenerationBatchResult, SpeculationReport, WorkerLimits
 from pilotfish_engine.worker.inputs import KVCache
 
@@ -33,14 +35,15 @@ def fixed(num_steps: int, topk: int) -> EnvelopeUpdate:
 
 @dataclass
 class Watched:
-    """A Worker that keeps what its decode steps returned: for each row (drafted, accept_len, num_draft_tokens)."""
+    """A Worker that keeps what its decode steps returned. tighter: limits of which it says less than it could."""
 
     parts: Parts
     steps: list[tuple[Batch, GenerationBatchResult]] = field(default_factory=list)
+    tighter: dict[str, Any] = field(default_factory=dict)
 
     @property
     def limits(self) -> WorkerLimits:
-        return self.parts.worker.limits
+        return replace(self.parts.worker.limits, **self.tighter)
 
     @property
     def reserve_tokens(self) -> int:
@@ -70,7 +73,10 @@ class Watched:
 
 @dataclass
 class Answer:
+    """logprobs: None for a token that came without."""
+
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob | None] = field(default_factory=list)
     last: Output | None = None
 
     @property
@@ -79,12 +85,21 @@ class Answer:
 
 
 class Harness:
-    """`scheduler` is new for every case; the loaded models are shared, and their pools start as NaN."""
+    """`scheduler` is new for every case; the loaded models are shared, and their pools start as NaN. tighter: as
+    Watched takes it."""
 
-    def __init__(self, parts: Parts, chunk_size: int = 512, overlap: bool = False) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        chunk_size: int = 512,
+        overlap: bool = False,
+        stop_text: StopTextFactory | None = None,
+        grammars: GrammarCompiler | None = None,
+        **tighter: Any,
+    ) -> None:
         self.parts = parts
-        self.worker = Watched(parts)
-        self.scheduler = Scheduler(self.worker, chunk_size, parts.stop_text, overlap)
+        self.worker = Watched(parts, tighter=tighter)
+        self.scheduler = Scheduler(self.worker, chunk_size, stop_text or parts.stop_text, overlap, grammars=grammars)
         self.answers: dict[str, Answer] = {}
         self._ids = 0
         for cache in self.caches():
@@ -111,7 +126,10 @@ class Harness:
         for output in outputs:
             answer = self.answers[output.request_id]
             assert answer.finish_reason is None, "an output came after the end"
+            assert output.token_ids or output.finish_reason, "an output says nothing"
+            assert output.logprobs is None or len(output.logprobs) == len(output.token_ids)
             answer.token_ids += output.token_ids
+            answer.logprobs += output.logprobs or [None] * len(output.token_ids)
             answer.last = output
             assert output.error is None, output.error
         return outputs

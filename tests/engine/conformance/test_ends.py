@@ -3,65 +3,133 @@ sent."""
 
 from __future__ import annotations
 
-import pytest
+import codecs
+import re
+from typing import cast
 
-from pilotfish_engine.scheduler.scheduler import Scheduler
-from tests.engine.conformance.conftest import EOS, prompts, settings_of, variants
-from tests.engine.conformance.harness import NUM_STEPS, Harness, Watched, fixed
+import pytest
+import torch
+
+from pilotfish_engine.messages import Grammar
+from pilotfish_engine.sampling.grammar import Grammars
+from pilotfish_engine.tokenizer import StopStrings, Tokenizer
+from tests.engine.conformance.conftest import EOS, VOCAB, prompts, settings_of, variants
+from tests.engine.conformance.harness import NUM_STEPS, Harness, fixed
 from tests.engine.conformance.models import within
 
-
-class Letters:
-    """Text in which token t is one character, searched for stop strings the slow way."""
-
-    def __init__(self, stops):
-        self.stops, self.text = stops, ""
-
-    def append(self, token_id):
-        self.text += chr(200 + token_id)
-        found = [at for stop in self.stops if (at := self.text.find(stop)) >= 0]
-        return min(found) if found else None
+LENGTH = 24
+OF_A_GRAMMAR = (b"", b"", *(bytes([byte]) for byte in range(32, 32 + VOCAB - 2)))
+GRAMMARS = Grammars(OF_A_GRAMMAR, frozenset([EOS]), VOCAB, lambda text: [ord(letter) - 30 for letter in text])
 
 
-def start(engine, method, draft, topk=1, overlap=False):
+class Pieces:
+    """A tokenizer's bytes: whole words, and halves of a character that the next token may complete or break."""
+
+    def piece(self, token_id: int) -> bytes:
+        letter = bytes([97 + token_id % 26])
+        return [letter + b"-", b"\xc3", b"\xa9" + letter, letter * 3][token_id % 4]
+
+
+def text_of(token_ids: list[int]) -> str:
+    """As far as it is whole characters."""
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(b"".join(map(Pieces().piece, token_ids)))
+
+
+def start(engine, method, draft, topk=1, overlap=False, **tighter):
     num_steps, topk = within(method, draft, NUM_STEPS, topk)
-    harness = Harness(engine(method, draft, 1))
-    harness.scheduler = Scheduler(Watched(harness.parts), 512, Letters, overlap)
+    harness = Harness(
+        engine(method, draft, 1),
+        overlap=overlap,
+        stop_text=lambda stops: StopStrings(cast(Tokenizer, Pieces()), stops),
+        grammars=GRAMMARS.compile,
+        **tighter,
+    )
     harness.scheduler.set_envelope(fixed(num_steps, topk))
     return harness
 
 
 def first(answer, *wanted):
-    """The answer up to the first occurrence of the run `wanted`, that run included."""
-    for end in range(len(wanted), len(answer) + 1):
-        if tuple(answer[end - len(wanted) : end]) == wanted:
+    """The answer up to the first occurrence of one of `wanted`, that one included."""
+    for end in range(1, len(answer) + 1):
+        if answer[end - 1] in wanted:
             return answer[:end]
-    raise AssertionError("the run does not occur")
+    raise AssertionError("none of them occurs")
+
+
+CAUSES = ["end token", "stop token", "stop string", "max_tokens", "grammar", "context", "abort"]
+PROMPTS = dict(zip(CAUSES, prompts(len(CAUSES), seed=25, shortest=8, longest=14), strict=True))
+PROMPTS["context"] = prompts(1, seed=26, shortest=40, longest=41)[0]  # the longest, so that it ends alone for it
+
+
+@pytest.fixture(scope="module")
+def scored(reference, greedy):
+    """Of a cause's prompt: the reference's greedy answer, and its log-probabilities at each place of it."""
+    found = {}
+    for cause, prompt in PROMPTS.items():
+        answer = greedy(prompt, LENGTH)
+        with torch.inference_mode():
+            logits = reference(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 :]
+        found[cause] = answer, torch.log_softmax(logits, dim=1)
+    return found
+
+
+def wanted(cause, answer, at, end_tokens):
+    """(what is asked for, the tokens to expect, finish_reason, text_end) of a request that ends for one cause."""
+    params, text_end = {"ignore_eos": True}, None
+    if cause == "end token":
+        return {}, first(answer, *end_tokens), "stop", None
+    if cause == "stop token":
+        return params | {"stop_token_ids": (answer[at], EOS)}, first(answer, answer[at], EOS), "stop", None
+    if cause == "max_tokens":
+        return params | {"max_tokens": at + 1}, answer[: at + 1], "length", None
+    if cause == "grammar":
+        text = "".join(chr(token + 30) for token in answer[: at + 1])
+        tokens = first([*answer[: at + 1], EOS], *end_tokens)
+        return params | {"grammar": Grammar("regex", re.escape(text))}, tokens, "stop", None
+    if cause == "stop string":  # from the middle of a token, over others, to the middle of one
+        stop = text_of(answer[: at + 3])[-5:-1]
+        ends = next(end for end in range(1, LENGTH + 1) if stop in text_of(answer[:end]))
+        text_end = text_of(answer[:ends]).index(stop)
+        return params | {"stop": ("never", stop)}, answer[:ends], "stop", text_end
+    return params, answer[: at + 1], "length", None
 
 
 @pytest.mark.parametrize("at", range(0, 12))
-@pytest.mark.parametrize(("method", "draft"), variants("random"))
-def test_every_cause_at_every_place(engine, greedy, method, draft, at):
-    overlap = at % 2 == 0
-    prompt = prompts(1, seed=21, shortest=20)[0]
-    answer = greedy(prompt, 16)
-    harness = start(engine, method, draft, overlap=overlap)
-    stop_token = harness.submit(prompt, ignore_eos=True, stop_token_ids=(answer[at],))
-    length = harness.submit(prompt, ignore_eos=True, max_tokens=at + 1)
-    run = tuple(answer[at : at + 2])
-    stop_string = harness.submit(prompt, ignore_eos=True, stop=("never", "".join(chr(200 + t) for t in run)))
+@pytest.mark.parametrize(("method", "draft"), variants("random", "near"))
+def test_every_cause_at_every_place(engine, scored, method, draft, at):
+    """Side by side: tokens, text, log-probabilities, counts and the prefix cache end at the same place."""
+    end_tokens = frozenset([EOS, scored["end token"][0][at]])
+    harness = start(
+        engine, method, draft, topk=1 + at % 3 // 2, overlap=at % 2 == 0,
+        eos_token_ids=end_tokens, max_model_len=len(PROMPTS["context"]) + at + 1,
+    )  # fmt: skip
+    ids, expected = {}, {}
+    for cause, prompt in PROMPTS.items():
+        params, *expected[cause] = wanted(cause, scored[cause][0], at, end_tokens)
+        ids[cause] = harness.submit(prompt, **{"max_tokens": LENGTH, "logprobs": 2} | params)
+    gone = harness.answers[ids["abort"]]
+    while harness.scheduler.has_work:
+        harness.step()
+        if len(gone.token_ids) > at and gone.finish_reason is None:
+            harness.scheduler.abort(ids["abort"])
+            expected["abort"] = [scored["abort"][0][: len(gone.token_ids)], None, None]
+            break
     harness.drain()
-    expected = {stop_token: first(answer, answer[at]), length: answer[: at + 1], stop_string: first(answer, *run)}
-    for request_id, tokens in expected.items():
-        assert harness.answers[request_id].token_ids == tokens
-    assert harness.answers[stop_token].finish_reason == "stop"
-    assert harness.answers[length].finish_reason == "length"
-    assert harness.answers[stop_string].finish_reason == "stop"
-    assert harness.answers[stop_string].last.text_end == len(expected[stop_string]) - len(run)
-    longest = max(expected.values(), key=len)
-    cached = harness.scheduler.prefix.match([*prompt, *answer])
-    assert len(cached) <= len(prompt) + len(longest) - 1  # nothing behind the end is kept as generated
-    harness.scheduler.pool.release(cached)
+    lookahead = harness.worker.limits.lookahead
+    for cause, (tokens, reason, text_end) in expected.items():
+        answer = harness.answers[ids[cause]]
+        assert answer.token_ids == tokens, cause
+        assert answer.finish_reason == reason
+        assert answer.last.text_end == text_end
+        for given, token, row in zip(answer.logprobs, tokens, scored[cause][1][: len(tokens)], strict=True):
+            assert given.logprob == pytest.approx(float(row[token]), abs=1e-4)
+        whole = PROMPTS[cause] + (tokens if cause == "grammar" else scored[cause][0]) + [EOS] * (lookahead + 1)
+        known = len(PROMPTS[cause]) + len(tokens)
+        cached = harness.scheduler.prefix.match(whole)
+        harness.scheduler.pool.release(cached)
+        # the last token has no KV; an abort comes between steps, maybe with one under way
+        assert len(cached) == known - max(1, lookahead) or (cause == "abort" and len(cached) < known), cause
+    assert harness.scheduler.report().counters.emitted_tokens == sum(len(t) for t, _, _ in expected.values())
 
 
 @pytest.mark.parametrize(("method", "draft"), variants())

@@ -2,68 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import pytest
 
-from pilotfish_engine.contract.speculation import Effective, Envelope
-from pilotfish_engine.messages import Output, SamplingParams, Submit
 from pilotfish_engine.scheduler.scheduler import MAX_FAILED_STEPS, Scheduler
-from pilotfish_engine.types import Batch, ForwardMode, GenerationBatchResult, SpeculationReport, WorkerLimits
-
-
-@dataclass
-class Numbers:
-    values: list[int]
-
-    def tolist(self):
-        return self.values
-
-
-@dataclass
-class Counting:
-    """A Worker that answers 7 for every row; `broken` raises instead."""
-
-    limits: WorkerLimits = field(default_factory=lambda: WorkerLimits(4, 64, 4, 8))
-    reserve_tokens: int = 1
-    broken: bool = False
-
-    def admit(self, admission):
-        pass
-
-    def release(self, row):
-        pass
-
-    def reusable_len(self, row, seq_len):
-        return seq_len
-
-    def set_envelope(self, envelope):
-        pass
-
-    def forward_batch_generation(self, batch: Batch) -> GenerationBatchResult:
-        if self.broken:
-            raise RuntimeError("no memory")
-        extend = batch.mode is ForwardMode.EXTEND
-        accept = [int(chunk.last) for chunk in batch.chunks] if extend else [1] * len(batch.rows)
-        return GenerationBatchResult(Numbers([7] * len(accept)), Numbers(accept), Numbers([0] * len(accept)), 1)
-
-    def speculation_report(self):
-        effective = Effective(num_steps=0, topk=1, num_draft_tokens=1, disable_threshold=None, active=False)
-        return SpeculationReport("None", effective, Envelope(), None, (), None, "")
-
-
-def submit(scheduler: Scheduler, name: str, prompt_len: int, max_tokens: int = 8) -> None:
-    params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
-    scheduler.submit(Submit(request_id=name, prompt=[1] * prompt_len, params=params))
-
-
-def drain(scheduler: Scheduler) -> dict[str, list[Output]]:
-    outputs: dict[str, list[Output]] = {}
-    for _ in range(200):
-        if not scheduler.has_work:
-            return outputs
-        for output in scheduler.step():
-            outputs.setdefault(output.request_id, []).append(output)
-        scheduler.check()
-    raise AssertionError("stuck")
+from pilotfish_engine.types import Batch, ForwardMode, WorkerLimits
+from tests.engine.scheduler.counting_worker import Counting, answer, drain, submit, tokens
 
 
 def test_a_request_larger_than_the_cache_is_refused_by_its_numbers():
@@ -103,11 +46,51 @@ def test_a_failing_step_ends_its_requests_and_three_in_a_row_make_the_engine_unr
 
 
 def test_concurrency_is_integrated_over_time():
+    """Whatever waits or runs counts for as long as it does."""
     now = [0.0]
     scheduler = Scheduler(Counting(), 16, clock=lambda: now[0])
     now[0] = 5.0
     submit(scheduler, "a", 4)
     now[0] = 7.0
-    submit(scheduler, "b", 4)
+    submit(scheduler, "b", 4, max_tokens=1)
     now[0] = 8.0
     assert scheduler.report().concurrency_seconds_total == 2.0 * 1 + 1.0 * 2
+    now[0] = 10.0
+    scheduler.step()  # b ends
+    now[0] = 13.0
+    assert scheduler.report().concurrency_seconds_total == 4.0 + 2.0 * 2 + 3.0 * 1
+    scheduler.abort("a")
+    now[0] = 20.0
+    assert scheduler.report().concurrency_seconds_total == 11.0
+
+
+@pytest.mark.parametrize("mode", list(ForwardMode)[:2])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_failing_step_ends_those_in_it_whatever_else_they_were_about_to_do(mode, overlap):
+    """A call fails at every place in turn: with overlap it may be one that others wait for, and one of whose requests
+    have ended already."""
+    for failing in range(12):
+        calls: list[Batch] = []
+
+        def call(batch: Batch, failing: int = failing, calls: list[Batch] = calls) -> None:
+            if batch.mode is mode:
+                calls.append(batch)
+                if len(calls) == failing + 1:
+                    raise RuntimeError("lost")
+
+        worker = Counting(WorkerLimits(3, 64, 4, 64), tokens_a_step=2, before_call=call)
+        scheduler = Scheduler(worker, 5, overlap=overlap)
+        prompts = {name: submit(scheduler, name, 3 + at, max_tokens=2 + 3 * at) for at, name in enumerate("abcdef")}
+        outputs = drain(scheduler)
+        failed = {name for name in prompts if outputs[name][-1].finish_reason == "error"}
+        for at, (name, prompt) in enumerate(prompts.items()):
+            got = tokens(outputs[name])
+            assert got == answer(prompt, 2 + 3 * at)[: len(got)]
+            assert sum(output.finish_reason is not None for output in outputs[name]) == 1
+            assert name in failed or len(got) == 2 + 3 * at
+        if len(calls) > failing:  # else the run was over before
+            assert failed or overlap
+            # with overlap the one after it is lost too
+            assert len(failed) <= len(calls[failing].rows) + len(calls[failing].chunks) + overlap
+        assert not worker.rows
+        assert scheduler.pool.num_free + scheduler.prefix.num_cached == 64

@@ -17,7 +17,13 @@ from pilotfish_engine.types import Chunk
         ([PrefillWork(0, 0, 5)], 8, [Chunk(0, 0, 5, True)]),
         ([PrefillWork(0, 0, 20)], 8, [Chunk(0, 0, 8, False)]),
         ([PrefillWork(0, 16, 20), PrefillWork(1, 0, 9)], 8, [Chunk(0, 16, 20, True), Chunk(1, 0, 4, False)]),
-        ([PrefillWork(0, 0, 8), PrefillWork(1, 0, 1)], 8, [Chunk(0, 0, 8, True)]),
+        ([PrefillWork(0, 0, 8), PrefillWork(1, 0, 1)], 8, [Chunk(0, 0, 7, False), Chunk(1, 0, 1, True)]),
+        ([PrefillWork(0, 0, 8), PrefillWork(1, 0, 8)], 8, [Chunk(0, 0, 8, True)]),
+        (
+            [PrefillWork(0, 0, 90), PrefillWork(1, 0, 3), PrefillWork(2, 4, 6)],
+            8,
+            [Chunk(0, 0, 4, False), Chunk(1, 0, 2, False), Chunk(2, 4, 6, True)],
+        ),
     ],
 )
 def test_chunks(work, chunk_size, expected):

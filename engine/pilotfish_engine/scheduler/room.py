@@ -1,0 +1,82 @@
+"""Who gets KV pages: out of the prefix cache, off the free list, or by evicting what only the cache holds.
+
+A request comes in only where its known tokens, a step and what is still to come of all answers find room together, so
+that it need not be sent back soon. Knows what a request holds and nothing of rows, steps or the order of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pilotfish_engine.kv.pages import PagePool
+from pilotfish_engine.kv.prefix import PrefixCache
+from pilotfish_engine.scheduler.answer_lengths import AnswerLengths
+from pilotfish_engine.scheduler.policy import Outlook, missing_pages, pages_for, peak_growth, too_large
+from pilotfish_engine.scheduler.request import Request
+from pilotfish_engine.types import Worker
+
+
+class Room:
+    """lengths: of answers that ended, which the scheduler tells."""
+
+    def __init__(self, worker: Worker) -> None:
+        limits = worker.limits
+        self._worker = worker
+        self._page_size = limits.page_size
+        self.pool = PagePool(limits.num_pages)
+        self.prefix = PrefixCache(self.pool, limits.page_size, limits.lookahead)
+        self.lengths = AnswerLengths()
+
+    def why_never(self, request: Request) -> str | None:
+        """Why the request does not fit even alone, or None."""
+        return None if self._wanted(request) <= self.pool.num_pages else self.too_large(request)
+
+    def too_large(self, request: Request) -> str:
+        return too_large(len(request.token_ids), self.pool.num_pages * self._page_size)
+
+    def enter(self, request: Request, running: Iterable[Request]) -> bool:
+        """Gives the request its pages, those of a cached prefix first, and says in computed_len how much they hold
+        already. False, and nothing has changed: it must wait until others have gone."""
+        found = self.prefix.match(request.token_ids, len(request.token_ids) - 1)
+        wanted = self._wanted(request) - len(found)
+        spare = self.pool.num_free + self.prefix.num_evictable - wanted
+        others = [self._outlook(other, len(other.pages) - other.found_pages) for other in running]
+        enough = not others or spare >= peak_growth([*others, self._outlook(request, wanted)])
+        fresh = self.take(wanted) if enough else None
+        if fresh is None:
+            self.pool.release(found)
+            return False
+        request.pages, request.found_pages = found + fresh, len(found)
+        request.computed_len = len(found) * self._page_size
+        if request.admissions == 0:
+            request.cached_tokens = request.computed_len
+        request.admissions += 1
+        return True
+
+    def missing(self, request: Request, steps: int) -> int:
+        """Pages that a running request lacks for the next of so many steps that the host does not know yet."""
+        reserve = steps * self._worker.reserve_tokens
+        return missing_pages(len(request.token_ids), reserve, self._page_size, len(request.pages))
+
+    def take(self, n: int) -> list[int] | None:
+        """`n` pages for one request, or None; cached prefixes that nobody uses give way."""
+        short = n - self.pool.num_free
+        if short > 0:
+            self.prefix.evict(short)
+        return self.pool.allocate(n)
+
+    def leave(self, request: Request, right: int) -> None:
+        """Gives the pages back; those of the first `right` KV rows enter the prefix cache."""
+        if right:
+            self.prefix.insert(request.token_ids, request.pages, right)
+        self.pool.release(request.pages)
+        request.pages, request.found_pages, request.computed_len = [], 0, 0
+
+    def _wanted(self, request: Request) -> int:
+        """For all known tokens, the one to come, and a first step."""
+        return pages_for(len(request.token_ids) + 1 + self._worker.reserve_tokens, self._page_size)
+
+    def _outlook(self, request: Request, own: int) -> Outlook:
+        known = len(request.token_ids)
+        to_come = min(request.stops.max_len - known, self.lengths.to_come(known - request.prompt_len))
+        return Outlook(own, pages_for(to_come, self._page_size))

@@ -1,0 +1,45 @@
+"""What an engine has done since its start: steps and tokens of all requests, and how many requests it had over time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pilotfish_engine.contract.speculation import Counters
+
+
+class Tally:
+    """Time comes in through `clock` and is used for the concurrency integral only."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._counted_at = clock()
+        self._steps = self._plain_steps = self._drafted = self._accepted = self._emitted = 0
+        self.concurrency_seconds = 0.0
+
+    def time(self, requests: int) -> None:
+        """There were so many requests, waiting ones included, since the last call."""
+        now = self._clock()
+        self.concurrency_seconds += (now - self._counted_at) * requests
+        self._counted_at = now
+
+    def step(self, plain: bool, drafted: int) -> None:
+        """Of one request."""
+        if plain:
+            self._plain_steps += 1
+        else:
+            self._steps += 1
+        self._drafted += drafted
+
+    def tokens(self, emitted: int, accepted: int) -> None:
+        self._emitted += emitted
+        self._accepted += accepted
+
+    @property
+    def counters(self) -> Counters:
+        return Counters(
+            steps=self._steps,
+            plain_steps=self._plain_steps,
+            drafted_tokens=self._drafted,
+            accepted_tokens=self._accepted,
+            emitted_tokens=self._emitted,
+        )
