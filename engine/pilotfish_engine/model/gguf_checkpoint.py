@@ -1,12 +1,13 @@
-"""A GGUF file of the `llama` architecture, each tensor dequantised to float32 when it is read.
+"""A GGUF file of a family that llama.cpp converts, each tensor dequantised to float32 when it is read.
 
-GGUF stores Q and K permuted for interleaved rotation; `read` gives them back in the order of half rotation.
+Metadata is put into the words of a config.json, tensors get Hugging Face's names. Two things are not as there: llama's
+Q and K are permuted for interleaved rotation, which `read` takes back, and Gemma's norms have their 1 added.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,24 +18,17 @@ import torch
 from torch import Tensor
 
 from pilotfish_engine.errors import CheckpointError
-from pilotfish_engine.model.shape import ModelShape, RopeShape, check_heads
+from pilotfish_engine.model.families import shape_from_config
+from pilotfish_engine.model.shape import ModelShape
 
-GLOBAL_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
+FAMILIES = {
+    "gemma3": "Gemma3ForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
 }
-LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+LAYERS_OF_GEMMA3_27B = 62  # whose scores llama.cpp scales by hidden size over heads, those of the others by head_dim
+ROPE_FACTORS = "rope_freqs.weight"  # what llama3's scaling divides each frequency by
 
 
 class GgufCheckpoint:
@@ -47,43 +41,111 @@ class GgufCheckpoint:
                 f"{path}: not a whole GGUF file of {path.stat().st_size} bytes ({error}); "
                 "downloading it again would work"
             ) from error
+        self._stored: Mapping[str, gguf.ReaderTensor] = {tensor.name: tensor for tensor in self._reader.tensors}
+
+    @cached_property
+    def _architecture(self) -> str:
+        architecture = self._reader_field("general.architecture")
+        if architecture not in FAMILIES:
+            known = ", ".join(FAMILIES)
+            raise CheckpointError(
+                f"{self.path}: architecture {architecture!r} is not supported; one of {known} would work"
+            )
+        return str(architecture)
 
     @cached_property
     def shape(self) -> ModelShape:
-        architecture = self._field("general.architecture")
-        if architecture != "llama":
-            raise CheckpointError(f"{self.path}: architecture {architecture!r} is not supported; 'llama' would work")
+        shape = shape_from_config(self._config(), str(self.path))
+        if ROPE_FACTORS in self._stored:
+            factors = tuple(float(factor) for factor in self._dequantised(self._stored[ROPE_FACTORS]).flatten())
+            if len(factors) != shape.head_dim // 2:
+                raise CheckpointError(
+                    f"{self.path}: tensor {ROPE_FACTORS} has {len(factors)} numbers, and a head of {shape.head_dim} "
+                    f"dimensions turns by {shape.head_dim // 2}; as many would work"
+                )
+            shape = replace(shape, rope=replace(shape.rope, divisors=factors))
+        return replace(shape, zero_centred_norms=False)
+
+    def _config(self) -> dict[str, Any]:
+        """The metadata as the family's config.json would have it."""
         heads, hidden = self._number("attention.head_count"), self._number("embedding_length")
         head_dim = self._number("attention.key_length", hidden // heads)
         if (rotated := self._number("rope.dimension_count", head_dim)) != head_dim:
             raise CheckpointError(f"{self.path}: rotates {rotated} of {head_dim} dimensions a head; all would work")
-        embedding = self._tensors.get("model.embed_tokens.weight")
-        eos = self._field("tokenizer.ggml.eos_token_id")
-        shape = ModelShape(
-            architecture="LlamaForCausalLM",
-            num_layers=self._number("block_count"),
-            hidden_size=hidden,
-            num_heads=heads,
-            num_kv_heads=self._number("attention.head_count_kv", heads),
-            head_dim=head_dim,
-            intermediate_size=self._number("feed_forward_length"),
-            vocab_size=self._number("vocab_size", None if embedding is None else int(embedding.shape[1])),
-            rms_norm_eps=float(self._field("llama.attention.layer_norm_rms_epsilon") or 1e-5),
-            rope=self._rope(),
-            max_position_embeddings=self._number("context_length"),
-            tie_word_embeddings="lm_head.weight" not in self._tensors,
-            bos_token_id=self._field("tokenizer.ggml.bos_token_id"),
-            eos_token_ids=() if eos is None else (eos,),
-        )
-        check_heads(shape, str(self.path))
-        return shape
+        layers = self._number("block_count")
+        embedding = self._stored.get("token_embd.weight")
+        ends = [self._reader_field(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
+        config = {
+            "architectures": [FAMILIES[self._architecture]],
+            "num_hidden_layers": layers,
+            "hidden_size": hidden,
+            "num_attention_heads": heads,
+            "num_key_value_heads": self._number("attention.head_count_kv", heads),
+            "head_dim": head_dim,
+            "intermediate_size": self._number("feed_forward_length"),
+            "vocab_size": self._number("vocab_size", None if embedding is None else int(embedding.shape[1])),
+            "rms_norm_eps": float(self._field("attention.layer_norm_rms_epsilon") or 1e-5),
+            "max_position_embeddings": self._number("context_length"),
+            "rope_theta": float(self._field("rope.freq_base") or 10000.0),
+            "rope_scaling": self._scaling(),
+            "tie_word_embeddings": "output.weight" not in self._stored,
+            "bos_token_id": self._reader_field("tokenizer.ggml.bos_token_id"),
+            "eos_token_id": list(dict.fromkeys(end for end in ends if end is not None)),
+        }
+        if self._architecture == "gemma3":
+            config |= {
+                "sliding_window": self._number("attention.sliding_window"),
+                "sliding_window_pattern": self._number("attention.sliding_window_pattern", 6),
+                "rope_local_base_freq": self._field("rope.freq_base_swa"),
+                "query_pre_attn_scalar": hidden // heads if layers == LAYERS_OF_GEMMA3_27B else head_dim,
+            }
+        return config
+
+    def _scaling(self) -> dict[str, Any] | None:
+        kind = self._field("rope.scaling.type") or "none"
+        if kind == "none":
+            return None
+        if kind not in ("linear", "yarn"):
+            raise CheckpointError(
+                f"{self.path}: rope scaling {kind!r} is not supported; none, linear and yarn would work"
+            )
+        return {
+            "rope_type": kind,
+            "factor": self._field("rope.scaling.factor"),
+            "original_max_position_embeddings": self._field("rope.scaling.original_context_length"),
+        }
+
+    @cached_property
+    def _names(self) -> Mapping[str, str]:
+        """Each name in the file → Hugging Face's; an unknown one stays as it is, and is refused by the check of
+        tensors."""
+        kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+        library = gguf.get_tensor_name_map(kinds[self._architecture], self.shape.num_layers)
+        names = {name: name for name in self._stored if name != ROPE_FACTORS}
+        for name, _ in self.shape.tensor_shapes():
+            stem, end = name.rsplit(".", 1)
+            names.pop(stored := f"{library.get_name(stem)}.{end}", None)
+            if stored in self._stored:
+                names[stored] = name
+        return names
+
+    @cached_property
+    def _tensors(self) -> Mapping[str, gguf.ReaderTensor]:
+        return {name: self._stored[stored] for stored, name in self._names.items()}
 
     @cached_property
     def tensor_shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {name: tuple(int(n) for n in reversed(tensor.shape)) for name, tensor in self._tensors.items()}
 
     def read(self, name: str) -> Tensor:
-        tensor = self._tensors[name]
+        weight = self._dequantised(self._tensors[name])
+        if self._architecture == "llama" and name.endswith("q_proj.weight"):
+            return _halves_from_interleaved(weight, self.shape.num_heads)
+        if self._architecture == "llama" and name.endswith("k_proj.weight"):
+            return _halves_from_interleaved(weight, self.shape.num_kv_heads)
+        return weight
+
+    def _dequantised(self, tensor: gguf.ReaderTensor) -> Tensor:
         try:
             values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         except NotImplementedError as error:
@@ -91,46 +153,22 @@ class GgufCheckpoint:
                 f"{self.path}: tensor {tensor.name} is of type {tensor.tensor_type.name}, which cannot be dequantised; "
                 "Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, F16, BF16 and F32 would work"
             ) from error
-        weight = torch.from_numpy(np.array(values, dtype=np.float32))
-        if name.endswith("q_proj.weight"):
-            return _halves_from_interleaved(weight, self.shape.num_heads)
-        if name.endswith("k_proj.weight"):
-            return _halves_from_interleaved(weight, self.shape.num_kv_heads)
-        return weight
-
-    @cached_property
-    def _tensors(self) -> Mapping[str, gguf.ReaderTensor]:
-        return {_hf_name(tensor.name): tensor for tensor in self._reader.tensors}
-
-    def _rope(self) -> RopeShape:
-        theta = float(self._field("llama.rope.freq_base") or 10000.0)
-        kind = self._field("llama.rope.scaling.type") or "none"
-        if kind == "none":
-            return RopeShape(theta)
-        if kind == "linear":
-            return RopeShape(theta, "linear", factor=float(self._field("llama.rope.scaling.factor")))
-        raise CheckpointError(f"{self.path}: rope scaling {kind!r} is not supported; none and linear would work")
+        return torch.from_numpy(np.array(values, dtype=np.float32))
 
     def _number(self, key: str, default: int | None = None) -> int:
-        value = self._field(f"llama.{key}")
+        value = self._field(key)
         value = default if value is None else value
         if not isinstance(value, int) or value <= 0:
-            raise CheckpointError(f"{self.path}: llama.{key} is {value!r}; a positive integer is needed")
+            raise CheckpointError(f"{self.path}: {self._architecture}.{key} is {value!r}; a positive integer is needed")
         return value
 
     def _field(self, key: str) -> Any:
+        """Of the architecture's own metadata."""
+        return self._reader_field(f"{self._architecture}.{key}")
+
+    def _reader_field(self, key: str) -> Any:
         field = self._reader.get_field(key)
         return None if field is None else field.contents()
-
-
-def _hf_name(name: str) -> str:
-    """The Hugging Face name; an unknown one stays as it is and is refused by the check of tensors."""
-    if name in GLOBAL_NAMES:
-        return GLOBAL_NAMES[name]
-    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
-    if match is None or match[2] not in LAYER_NAMES:
-        return name
-    return f"model.layers.{match[1]}.{LAYER_NAMES[match[2]]}.{match[3]}"
 
 
 def _halves_from_interleaved(weight: Tensor, num_heads: int) -> Tensor:

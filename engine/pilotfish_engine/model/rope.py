@@ -45,6 +45,8 @@ def rotate(x: Tensor, positions: Tensor, cos_sin: Tensor) -> Tensor:
 
 
 def _scaled(frequencies: Tensor, rope: RopeShape) -> Tensor:
+    if rope.divisors:
+        frequencies = frequencies / torch.tensor(rope.divisors)
     if rope.scaling == "none":
         return frequencies
     slowed = frequencies / rope.factor

@@ -16,13 +16,14 @@ Tensors = Iterator[tuple[str, tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class RopeShape:
-    """theta: base. rotated: how many of a head's dimensions turn, the first ones (None: all). factor: of every scaling.
-    low_freq_factor, high_freq_factor: llama3's. beta_fast, beta_slow, truncate, magnitude: yarn's; the last multiplies
-    cosines and sines."""
+    """theta: base. rotated: how many of a head's dimensions turn, the first ones (None: all). divisors: of each
+    frequency, where a file spells a scaling out. factor: of every scaling. low_freq_factor, high_freq_factor: llama3's.
+    beta_fast, beta_slow, truncate, magnitude: yarn's; the last multiplies cosines and sines."""
 
     theta: float
     scaling: Literal["none", "linear", "llama3", "yarn"] = "none"
     rotated: int | None = None
+    divisors: tuple[float, ...] = ()
     factor: float = 1.0
     original_max_positions: int = 8192
     low_freq_factor: float = 1.0

@@ -201,7 +201,7 @@ BROKEN_GGUF: dict[str, tuple[Callable[[Path], Any], str]] = {
     "truncated header": (lambda file: cut(file, 200), "not a whole GGUF file of 200 bytes"),
     "empty": (lambda file: file.touch(), "not a whole GGUF file of 0 bytes"),
     "text": (lambda file: file.write_text("hello" * 100), "not a whole GGUF file"),
-    "foreign": (lambda file: write_gguf(file, "mamba"), "architecture 'mamba' is not supported; 'llama' would work"),
+    "foreign": (lambda file: write_gguf(file, "mamba"), "architecture 'mamba' is not supported; one of gemma3, llama"),
     "missing": (
         lambda file: write_gguf(file, skip="blk.0.attn_v"),
         r"self_attn.v_proj.weight is missing; .*\[16, 32\]",
@@ -210,6 +210,11 @@ BROKEN_GGUF: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda file: write_gguf(file, feed_forward_length=48),
         r"mlp.gate_proj.weight has shape \[64, 32\], .* \[48, 32\]",
     ),
+    "no window": (
+        lambda file: write_gguf(file, "gemma3"),
+        "gemma3.attention.sliding_window is None; a positive integer",
+    ),
+    "no biases": (lambda file: write_gguf(file, "qwen2"), r"self_attn.q_proj.bias is missing; .*\[32\]"),
     "partial rotation": (lambda file: write_gguf(file, **ROTATES_HALF), "rotates 8 of 16 dimensions"),
 }
 
