@@ -178,9 +178,10 @@ class TrainedHead(nn.Module):
 
 
 @torch.no_grad()
-def initialise(head: TrainedHead, target: Decoder, token_ids: Tensor, seed: int) -> None:
+def initialise(head: TrainedHead, target: Decoder, token_ids: Tensor, features: Tensor, seed: int) -> None:
     """Random by `seed`, but for what is known to be near: the output says what the target's would of the state that the
-    deepest of the layers read holds. token_ids: int64, the target's of the draft's tokens."""
+    deepest of the layers read holds, brought to a size of 1. token_ids: int64, the target's of the draft's tokens;
+    features: some [N, A·H] of what the head will read."""
     dice = torch.Generator().manual_seed(seed)
     for name, parameter in head.named_parameters():
         if parameter.dim() == 2:
@@ -188,7 +189,9 @@ def initialise(head: TrainedHead, target: Decoder, token_ids: Tensor, seed: int)
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             parameter.zero_()
     hidden = head.sizes.hidden_size
-    head.fc.weight[:, -hidden:] += torch.eye(hidden)
+    size = features[:, -hidden:].float().square().mean(dim=1).sqrt().median().cpu()
+    head.fc.weight.zero_()
+    head.fc.weight[:, -hidden:].copy_(torch.eye(hidden) / size)
     head.norm.weight.copy_(target.norm.weight)
     head.lm_head.weight.copy_(target.lm_head.weight[token_ids.to(target.device)])
 

@@ -1,8 +1,8 @@
 """What a target is asked: a file of JSON lines, each with `messages` (as the chat API takes them) or a bare `prompt`.
 
-A conversation that ends with the assistant's message, or a line with an `answer` beside its `prompt` or `messages`, is
-trained on as it stands; of any other the target writes the answer. A line that is not what it should be is counted
-under its reason and skipped. Knows nothing about models.
+A prompt and an answer are texts or lists of token ids. A conversation that ends with the assistant's message, or a line
+with an `answer` beside its `prompt` or `messages`, is trained on as it stands; of any other the target writes the
+answer. A line that is not what it should be is counted under its reason and skipped. Knows nothing about models.
 """
 
 from __future__ import annotations
@@ -85,27 +85,30 @@ def _prompt(number: int, line: bytes, tokenizer: Tokenizer, max_tokens: int) -> 
     if not isinstance(content, dict) or ("messages" in content) == ("prompt" in content):
         raise _BadLine("not an object with either `messages` or `prompt`")
     answer = content.get("answer")
-    if answer is not None and (not isinstance(answer, str) or not answer):
-        raise _BadLine("the answer is empty or no text")
     if "prompt" in content:
-        token_ids = _bare(content["prompt"], tokenizer)
+        token_ids = _tokens(content["prompt"], "prompt", tokenizer, add_special_tokens=True)
     else:
         token_ids, answer = _conversation(content["messages"], answer, tokenizer)
     if len(token_ids) > max_tokens:
         raise _BadLine(f"a prompt of over {max_tokens} tokens")
     if answer is None:
         return Prompt(number, token_ids)
-    return Prompt(number, token_ids, tokenizer.encode(answer) + sorted(tokenizer.eos_token_ids)[:1])
+    end = sorted(tokenizer.eos_token_ids)[:1] if isinstance(answer, str) else []
+    return Prompt(number, token_ids, _tokens(answer, "answer", tokenizer) + end)
 
 
-def _bare(text: Any, tokenizer: Tokenizer) -> list[int]:
-    token_ids = tokenizer.encode(text, add_special_tokens=True) if isinstance(text, str) else []
-    if not token_ids:
-        raise _BadLine("the prompt is empty or no text")
-    return token_ids
+def _tokens(given: Any, name: str, tokenizer: Tokenizer, add_special_tokens: bool = False) -> list[int]:
+    if isinstance(given, str) and given:
+        return tokenizer.encode(given, add_special_tokens=add_special_tokens)
+    if not isinstance(given, list) or not given:
+        raise _BadLine(f"the {name} is empty, or neither a text nor token ids")
+    for token in given:
+        if type(token) is not int or not 0 <= token < tokenizer.vocab_size:
+            raise _BadLine(f"the {name} has what is no token id")
+    return given
 
 
-def _conversation(messages: Any, answer: str | None, tokenizer: Tokenizer) -> tuple[list[int], str | None]:
+def _conversation(messages: Any, answer: Any, tokenizer: Tokenizer) -> tuple[list[int], Any]:
     if not isinstance(messages, list) or not messages or not all(_is_message(message) for message in messages):
         raise _BadLine("messages are not a list of a role (system, user or assistant) and a text each")
     if answer is None and messages[-1]["role"] == "assistant":

@@ -74,7 +74,7 @@ def trained(target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tu
     shape = decoder.shape
     vocabulary = DraftVocabulary(torch.arange(0, 2 * DRAFT_VOCAB, 2) + 3, 1.0)
     head = TrainedHead(HeadSizes.beside(shape, DRAFT_VOCAB))
-    initialise(head, decoder, vocabulary.token_ids, seed=3)
+    initialise(head, decoder, vocabulary.token_ids, torch.ones(1, 3 * HIDDEN), seed=3)
     dice = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for parameter in head.parameters():
