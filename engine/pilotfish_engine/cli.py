@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         flags = parse(arguments)
         if flags["command"] == "inspect":
-            _inspect(str(flags["model"]))
+            _inspect(flags)
         if flags["command"] == "bench":
             _bench(flags)
         if flags["command"] == "train-draft":
@@ -52,11 +52,14 @@ def configured(flags: Mapping[str, str | None]) -> EngineConfig:
     return config
 
 
-def _inspect(source: str) -> NoReturn:
-    from pilotfish_engine.inspection import describe  # imports torch
+def _inspect(flags: Mapping[str, Any]) -> NoReturn:
+    """1 where the checkpoint does not fit the target that is named."""
+    from pilotfish_engine.inspection import describe, json_of, text_of  # imports torch
 
-    print(describe(source))
-    sys.exit(0)
+    config = resolve({key: flags[key] for key in (MODEL.key, *_OF_INSPECT)}, {})
+    found = describe(config, flags["target"])
+    print(json_of(found) if flags["json"] else text_of(found))
+    sys.exit(0 if found.fit is None or found.fit.fits else 1)
 
 
 def _bench(flags: Mapping[str, Any]) -> NoReturn:
@@ -89,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     serving.add_argument(MODEL.key, metavar=MODEL.metavar, nargs="?", help=f"{MODEL.help} [{MODEL.variable}]")
     inspecting = commands.add_parser("inspect", help="say what a checkpoint is", allow_abbrev=False)
-    inspecting.add_argument(MODEL.key, metavar=MODEL.metavar, help=MODEL.help)
+    _add_inspect_flags(inspecting)
     benching = commands.add_parser(
         "bench",
         help="measure any server of OpenAI's API under load",
@@ -115,6 +118,18 @@ def _parser() -> argparse.ArgumentParser:
         else:
             serving.add_argument(option.flag, dest=option.key, metavar=option.metavar, help=text)
     return parser
+
+
+_OF_INSPECT = ("max_model_len", "max_running_requests")
+
+
+def _add_inspect_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(MODEL.key, metavar=MODEL.metavar, help=MODEL.help)
+    parser.add_argument("--target", metavar="T", help="model beside which MODEL would draft, in the same forms")
+    for option in OPTIONS:
+        if option.key in _OF_INSPECT:
+            parser.add_argument(option.flag, dest=option.key, metavar=option.metavar, help=option.help)
+    parser.add_argument("--json", action="store_true", help="print it as one JSON object")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,11 @@ class Checkpoint(Protocol):
         """Every tensor in the files by name, without reading their data."""
         ...
 
+    @property
+    def stored_as(self) -> Mapping[str, int]:
+        """How many numbers all tensors in the files hold of each type, by the format's own name for it (BF16, Q4_K)."""
+        ...
+
     def read(self, name: str) -> Tensor:
         """The tensor in its own floating dtype, or float32 where it was quantised."""
         ...

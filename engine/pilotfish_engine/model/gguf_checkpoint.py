@@ -6,6 +6,7 @@ Q and K are permuted for interleaved rotation, which `read` takes back, and Gemm
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -136,6 +137,13 @@ class GgufCheckpoint:
     @cached_property
     def tensor_shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {name: tuple(int(n) for n in reversed(tensor.shape)) for name, tensor in self._tensors.items()}
+
+    @cached_property
+    def stored_as(self) -> Mapping[str, int]:
+        counts: Counter[str] = Counter()
+        for tensor in self._stored.values():
+            counts[tensor.tensor_type.name] += int(tensor.n_elements)
+        return counts
 
     def read(self, name: str) -> Tensor:
         weight = self._dequantised(self._tensors[name])

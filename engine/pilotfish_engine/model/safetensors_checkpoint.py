@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,13 @@ class SafetensorsFolder:
         dtypes = {name: file.get_slice(name).get_dtype() for name, file in self._files.items()}
         return fp8.find_scales(self._stored_shapes, dtypes, self._block, str(self.path))
 
+    @cached_property
+    def stored_as(self) -> Mapping[str, int]:
+        counts: Counter[str] = Counter()
+        for name, shape in self._stored_shapes.items():
+            counts[self._files[name].get_slice(name).get_dtype()] += prod(shape)
+        return counts
+
     def read(self, name: str) -> Tensor:
         """A weight, in its own floating dtype, or float32 where it was quantised."""
         tensor = self.read_raw(name)
@@ -122,6 +131,10 @@ class SafetensorsCheckpoint:
     @cached_property
     def tensor_shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {name: self._folder.tensor_shapes[stored] for name, stored in self._names.items()}
+
+    @property
+    def stored_as(self) -> Mapping[str, int]:
+        return self._folder.stored_as
 
     def read(self, name: str) -> Tensor:
         return self._folder.read(self._names[name])
