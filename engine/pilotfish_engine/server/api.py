@@ -168,9 +168,15 @@ def _demanded(body: Generate, calls: Calls | None) -> tuple[Grammar | None, str]
     if body.structured_outputs is not None:
         return body.structured_outputs.as_grammar(), "structured_outputs"
     form = body.answer_format
-    if calls is not None and (calls.required or form is not None):
-        return calls.grammar(form), "tools"
-    return form, "response_format"
+    if calls is None or (form is None and not calls.required):
+        return form, "response_format"
+    if form is not None and calls.style == "json":
+        raise Invalid(
+            "response_format excludes tools with this model, whose calls are JSON as well; tool_choice 'none' would "
+            "work",
+            "response_format",
+        )
+    return calls.grammar(form), "tools"
 
 
 async def _next(pieces: AsyncGenerator[Piece, None]) -> Piece:

@@ -1,6 +1,6 @@
 """Chat templates rendered in a process of their own, whose time and memory the kernel bounds.
 
-A template is foreign code, and Jinja's sandbox bounds neither: three nested loops, `"x" * 10**12` or `10**10**10`
+A template is foreign code, and Jinja's sandbox bounds neither: three nested loops, `"x" * 10**12` or `10 ** (10**10)`
 would hold the server up for good, and no thread can be stopped. Here such a template ends its own process; its request
 is refused, and the next one gets a new process. `python -m pilotfish_engine.server.rendering` is that process. It ends
 with the one that started it: its input ends then.

@@ -77,7 +77,8 @@ class Calls:
         return JsonReader([function.name for function in self.functions], self.several)
 
     def grammar(self, form: Grammar | None) -> Grammar:
-        """Calls and nothing else; unless they are required, or else what `form` (JSON) says."""
+        """Calls and nothing else; unless they are required, or else what `form` (JSON) says, which a call must not look
+        like: only with Hermes' tags."""
         opening, key, closing, joint = (
             (_BEGIN + "\n", "arguments", "\n" + _END, "\n") if self.style == "hermes" else ("", "parameters", "", "; ")
         )
@@ -179,6 +180,7 @@ class HermesReader:
     def __init__(self, several: bool) -> None:
         self._calls = _Calls(several)
         self._text = ""  # not decided yet
+        self._blank = ""  # before the tag, and content if that is none
         self._where: Literal["content", "header", "arguments", "tail"] = "content"
 
     def feed(self, text: str, last: bool) -> Found:
@@ -194,7 +196,9 @@ class HermesReader:
     def _content(self, found: Found, last: bool) -> bool:
         before, begin, after = self._text.partition(_BEGIN)
         if begin:
-            found.content += before.rstrip()
+            shown = before.rstrip()
+            found.content += shown
+            self._blank = before[len(shown) :]
             self._text, self._where = after, "header"
             return True
         end = len(before) if last else len(before) - held_back(before, [_BEGIN])
@@ -215,7 +219,7 @@ class HermesReader:
         if not (end or last):
             return False
         if not self._calls.whole(inside, found):  # no call, whatever it is
-            found.content += _BEGIN + inside + end
+            found.content += self._blank + _BEGIN + inside + end
         self._text, self._where = after, "content"
         return bool(end)
 

@@ -46,14 +46,21 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation], optimized=False
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[loopcontrols, _Generation],
+            optimized=False,
+            finalize=_as_it_is,
         )
         environment.filters["tojson"] = _tojson
         environment.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
         self.source = source
         self.special_tokens = dict(special_tokens)
         try:
-            self._template = environment.from_string(source)
+            parsed = environment.parse(source)
+            if parsed.find(nodes.EvalContextModifier) is not None:  # its argument would be evaluated by the compiler
+                raise jinja2.TemplateSyntaxError("autoescape is not for prompts", 1)
+            self._template = environment.from_string(parsed)
         except (jinja2.TemplateError, SyntaxError, RecursionError) as error:
             raise CheckpointError(f"the checkpoint's chat template is not valid Jinja ({error}); fix it") from error
 
@@ -83,6 +90,12 @@ class ChatTemplate:
         except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
             raise TemplateError(f"the chat template refuses these messages: {error}") from error
         return "".join(parts)
+
+
+@jinja2.pass_context
+def _as_it_is(context: jinja2.runtime.Context, value: Any) -> Any:
+    """What needs the context cannot be evaluated when a template is compiled, however constant it looks."""
+    return value
 
 
 def _raise(message: str) -> NoReturn:

@@ -52,7 +52,7 @@ class Engine:
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((name + " ", name + "{")))
 
     def wait_ready(self) -> None:
-        wait_until(lambda: alive(self.process.pid) and ready(self.url), 30)
+        wait_until(lambda: alive(self.process.pid) and ready(self.url), 120)
 
     def wait_loaded(self) -> None:
         """Loaded, whether or not it is routable."""
@@ -69,15 +69,16 @@ class Engine:
 
 
 @contextmanager
-def engine(folder: Path, *flags: str, behaviour: Behaviour | None = None, wait: bool = True) -> Iterator[Engine]:
+def engine(
+    folder: Path, *flags: str, behaviour: Behaviour | None = None, wait: bool = True, model: str = MODEL
+) -> Iterator[Engine]:
     port = free_port()
     command = [
         sys.executable, "-W", "error", str(Path(__file__).with_name("serve_small.py")),
         msgspec.json.encode(behaviour or Behaviour()).decode(),
-        MODEL, "--port", str(port), "--served-name", NAME, *flags,
+        model, "--port", str(port), "--served-name", NAME, *flags,
     ]  # fmt: skip
-    environment = {"PYTHONPATH": f"{ROOT}/engine:{ROOT}", "TMPDIR": str(folder), "PATH": os.environ["PATH"]}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, env=environment(folder), stderr=subprocess.PIPE, text=True)
     started = Engine(process, f"http://127.0.0.1:{port}", folder)
     try:
         if wait:
@@ -88,6 +89,10 @@ def engine(folder: Path, *flags: str, behaviour: Behaviour | None = None, wait: 
             client.close()
         process.kill()
         process.communicate()
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {"PYTHONPATH": f"{ROOT}/engine:{ROOT}", "TMPDIR": str(folder), "PATH": os.environ["PATH"]}
 
 
 def free_port() -> int:
