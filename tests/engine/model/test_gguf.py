@@ -93,7 +93,7 @@ def stored(architecture: str, name: str, weight: np.ndarray, heads: dict[str, in
 def write(model: PreTrainedModel, architecture: str, file: Path, quantised: bool = False, **extra: np.ndarray) -> None:
     writer = gguf.GGUFWriter(file, architecture)
     for key, value in metadata(model).items():
-        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
+        add: Any = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
         add(f"{architecture}.{key}", value)
     for kind, number in (("bos", 1), ("eos", 2), ("eot", 5)):
         writer.add_uint32(f"tokenizer.ggml.{kind}_token_id", number)
