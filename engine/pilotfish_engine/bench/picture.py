@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -67,20 +68,23 @@ def _panel(
     axes.set_xscale("log", base=2)
     axes.tick_params(labelsize=8)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    highest: float | None = None
     runs = [(result, "-", "")] + ([(baseline, "--", "baseline ")] if baseline is not None else [])
     for run, dashes, prefix in runs:
+        filled: Literal["full", "none"] = "full" if run is result else "none"
         levels = sorted((level for level in run.levels if level.kind == kind), key=lambda level: level.value)
         for number, (name, value) in enumerate(lines):
             points = [(level.value, y, level.whole) for level in levels if (y := value(level)) is not None]
             if not points:
                 continue
             xs, ys, _ = zip(*points, strict=True)
+            highest = max(highest or 0.0, *ys)
             label = f"{prefix}{name}".strip() or "this run"
             axes.plot(xs, ys, dashes, color=f"C{number}", label=label)
             for x, y, whole in points:
-                axes.plot(x, y, "o" if whole else "x", color=f"C{number}", markersize=4 if whole else 8)
-    if axes.lines:
-        axes.set_ylim(bottom=0)
+                axes.plot(x, y, "o" if whole else "x", color=f"C{number}", markersize=5, fillstyle=filled)
+    if highest is not None:
+        axes.set_ylim(0, 1.1 * highest or 1.0)
         if len(lines) > 1 or baseline is not None:
             axes.legend(fontsize=7)
     else:
