@@ -16,12 +16,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 class Patience:
     """For how long a client is waited for. idle: without a request; longer than clients and balancers keep unused
     connections, or they would send into one that just closes. head, body: until it is complete. unread: with an answer
-    of which it takes nothing."""
+    of which it takes nothing. last: when the engine ends, whatever is under way."""
 
     idle_seconds: int = 75
     head_seconds: float = 10.0
     body_seconds: float = 60.0
     unread_seconds: float = 60.0
+    last_seconds: int = 4
 
 
 def patient(patience: Patience) -> type[asyncio.Protocol]:
@@ -30,6 +31,7 @@ def patient(patience: Patience) -> type[asyncio.Protocol]:
     class Connection(H11Protocol):
         _owed: asyncio.TimerHandle | None = None
         _unread: asyncio.TimerHandle | None = None
+        _last: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -58,8 +60,12 @@ def patient(patience: Patience) -> type[asyncio.Protocol]:
                 self._unread.cancel()
             super().resume_writing()
 
+        def shutdown(self) -> None:
+            self._last = self.loop.call_later(patience.last_seconds, self.transport.abort)
+            super().shutdown()
+
         def connection_lost(self, exc: Exception | None) -> None:
-            for timer in (self._owed, self._unread):
+            for timer in (self._owed, self._unread, self._last):
                 if timer is not None:
                     timer.cancel()
             super().connection_lost(exc)

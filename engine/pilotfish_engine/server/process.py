@@ -107,7 +107,8 @@ async def _serve(
             log_config=None,
             access_log=False,
             timeout_keep_alive=patience.idle_seconds,
-            timeout_graceful_shutdown=5,
+            timeout_graceful_shutdown=patience.last_seconds + 1,
+            proxy_headers=False,
         )
     )
     life = _Life(config, service)

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import BinaryIO
@@ -28,6 +29,7 @@ from pilotfish_engine.types import Admission, Batch, GenerationBatchResult, Spec
 from pilotfish_engine.worker.target import TargetWorker
 
 _LENGTH_BYTES = 4  # in front of each message
+_CAUSE_SECONDS = 0.2
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
@@ -166,6 +168,7 @@ class Leader:
         try:
             return self._worker.run(batch, settings)
         except Exception as error:
+            time.sleep(_CAUSE_SECONDS)  # when a rank has died, that is the cause, and its watcher says so
             self._followers.end(f"rank 0 failed in a step ({type(error).__name__}: {error}), and the engine with it")
             raise
 

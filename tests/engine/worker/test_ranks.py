@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +25,7 @@ from pilotfish_engine.types import Batch, ForwardMode, GenerationBatchResult
 from pilotfish_engine.worker import ranks
 from pilotfish_engine.worker.target import TargetWorker
 from tests.engine.model.tiny import llama
+from tests.engine.server.killing import kill_within_a_stream
 from tests.engine.server.serving import NAME, ROOT, Engine, alive, children, free_port, ready, wait_until
 from tests.engine.test_engine import TOKENIZER
 
@@ -91,13 +91,10 @@ def test_a_group_answers_like_one_and_ends_with_any_of_its_ranks(model, tmp_path
         core = started.core_pid()
         (follower,) = children(core)
         assert listeners(core) + listeners(follower) == []
-        killed_at = time.monotonic()
-        os.kill(follower, signal.SIGKILL)
+        kill_within_a_stream(started, follower)
         exit_code, errors = started.wait()
-        assert time.monotonic() - killed_at < 3
         assert exit_code == 1
-        assert "rank 1 of 2 ended unexpectedly (killed by SIGKILL), and the engine with it" in errors
-        assert not alive(core)
+        assert errors.splitlines()[-1] == "rank 1 of 2 ended unexpectedly (killed by SIGKILL), and the engine with it"
 
 
 def listeners(pid: int) -> list[str]:
@@ -132,8 +129,8 @@ def test_the_followers_of_a_killed_model_process_end(model, tmp_path):
 def test_a_size_that_does_not_fit_the_model_is_refused_before_another_process_starts(model):
     config = EngineConfig(ModelConfig(str(model)), capacity=CapacityConfig(tensor_parallel_size=3))
     before = children(os.getpid())  # of other tests
-    with pytest.raises(UsageError, match=r"is 3, and .*/model0 has 4 attention heads, 2 KV heads.*; 1 or 2 would work"):
-        build(config, str)
+    with pytest.raises(UsageError, match=r"is 3, and .*model. has 4 attention heads, 2 KV heads.*; 1 or 2 would work"):
+        build(config, print)
     assert children(os.getpid()) == before
 
 
