@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,6 +66,12 @@ CHATS: list[tuple[dict[str, Any], str, str]] = [
     (CHAT | {"prediction": {"type": "content"}}, "prediction", "leave it out"),
 ]
 COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
+    (PLAIN | {"best_of": 2}, "best_of", "1 would work"),
+    (PLAIN | {"echo": True, "logprobs": 0}, "echo", "with logprobs is not served"),
+    (PLAIN | {"suffix": "x"}, "suffix", "not served"),
+    (PLAIN | {"logprobs": 21}, "logprobs", "less than or equal to 20"),
+    (PLAIN | {"logprobs": True}, "logprobs", "valid integer"),
+    (PLAIN | {"tools": []}, "tools", "not a known field"),
     (without(PLAIN, "prompt"), "prompt", "is required"),
     (PLAIN | {"prompt": []}, "prompt", "would work"),
     (PLAIN | {"prompt": ""}, "prompt", "is empty"),
@@ -93,12 +100,142 @@ def test_bad_completions_are_refused_by_field(served: Engine, body: dict[str, An
 
 def check_refused(served: Engine, path: str, body: dict[str, Any], field: str, sentence: str) -> None:
     with served.http as client:
-        answer = client.post(path, json=body)
+        # with escapes, by which JSON can say what is no text
+        answer = client.post(path, content=json.dumps(body), headers={"content-type": "application/json"})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, field), error
     assert error["type"] == "invalid_request_error"
     assert sentence in error["message"]
     assert field.split("[")[0] in error["message"]
+
+
+FUNCTION = {"name": "f"}
+TOOL = {"type": "function", "function": FUNCTION}
+FORM = {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}
+
+
+def messages(**fields: Any) -> dict[str, Any]:
+    return CHAT | {"messages": [{"role": "assistant", "content": "x"} | fields]}
+
+
+def called(**fields: Any) -> dict[str, Any]:
+    """A message with a call whose function has these fields."""
+    return messages(tool_calls=[{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"} | fields}])
+
+
+def nested(levels: int) -> Any:
+    return {"a": nested(levels - 1)} if levels else {}
+
+
+STRUCTURES: list[tuple[dict[str, Any], str, str]] = [
+    (CHAT | {"frequency_penalty": 2.5}, "frequency_penalty", "less than or equal to 2"),
+    (CHAT | {"presence_penalty": -3}, "presence_penalty", "greater than or equal to -2"),
+    (CHAT | {"repetition_penalty": 0}, "repetition_penalty", "greater than or equal to 0.1"),
+    (CHAT | {"logit_bias": {"1": 101}}, "logit_bias.1", "less than or equal to 100"),
+    (CHAT | {"logit_bias": {"one": 1}}, "logit_bias", "'one' is none"),
+    (CHAT | {"logit_bias": {"01": 1}}, "logit_bias", "'01' is none"),
+    (CHAT | {"logit_bias": {"49152": 1}}, "logit_bias", "ids from 0 to 49151"),
+    (CHAT | {"logit_bias": {str(i): 1 for i in range(301)}}, "logit_bias", "at most 300"),
+    (CHAT | {"min_tokens": -1}, "min_tokens", "greater than or equal to 0"),
+    (CHAT | {"min_tokens": 5, "max_tokens": 4}, "min_tokens", "at most 4 would work"),
+    (CHAT | {"min_tokens": 600}, "min_tokens", "what the prompt leaves of the context"),
+    (CHAT | {"priority": 1 << 31}, "priority", "less than 2147483648"),
+    (CHAT | {"logprobs": 1}, "logprobs", "valid boolean"),
+    (CHAT | {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
+    (CHAT | {"top_logprobs": 1}, "top_logprobs", "needs logprobs: true"),
+    (CHAT | {"response_format": {"type": "yaml"}}, "response_format.type", "'json_schema'"),
+    (CHAT | {"response_format": {"type": "json_schema"}}, "response_format.json_schema", "is required"),
+    (CHAT | {"response_format": FORM | {"type": "text"}}, "response_format.json_schema", "belongs to no other"),
+    (CHAT | {"response_format": FORM | {"json_schema": {}}}, "response_format.json_schema.schema", "is required"),
+    (
+        CHAT | {"response_format": FORM | {"json_schema": {"schema": nested(101)}}},
+        "response_format.json_schema.schema",
+        "nested deeper than 100",
+    ),
+    (CHAT | {"structured_outputs": {}}, "structured_outputs", "exactly one of"),
+    (CHAT | {"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "exactly one of"),
+    (CHAT | {"structured_outputs": {"choice": []}}, "structured_outputs.choice", "at least 1"),
+    (CHAT | {"structured_outputs": {"choice": [""]}}, "structured_outputs.choice[0]", "at least 1"),
+    (CHAT | {"structured_outputs": {"regex": "\ud800"}}, "structured_outputs.regex", "surrogate"),
+    (CHAT | {"structured_outputs": {"json": {"a": float("nan")}}}, "structured_outputs.json", "no JSON"),
+    (CHAT | {"structured_outputs": {"json": {"\udc00": 1}}}, "structured_outputs.json", "no JSON"),
+    (
+        CHAT | {"structured_outputs": {"regex": "a"}, "response_format": FORM},
+        "structured_outputs",
+        "exclude each other",
+    ),
+    (CHAT | {"guided_json": {}}, "guided_json", "response_format"),
+    (CHAT | {"regex": "a"}, "regex", "structured_outputs with a regex would work"),
+    (CHAT | {"tools": [{"type": "function"}]}, "tools[0].function", "is required"),
+    (CHAT | {"tools": [{"type": "retrieval", "function": {"name": "f"}}]}, "tools[0].type", "'function'"),
+    (CHAT | {"tools": [TOOL | {"function": {"name": "a b"}}]}, "tools[0].function.name", "match pattern"),
+    (CHAT | {"tools": [TOOL | {"function": {"name": "f" * 65}}]}, "tools[0].function.name", "match pattern"),
+    (
+        CHAT | {"tools": [TOOL | {"function": FUNCTION | {"parameters": []}}]},
+        "tools[0].function.parameters",
+        "valid dict",
+    ),
+    (CHAT | {"tools": [TOOL, TOOL]}, "tools", "two functions named 'f'"),
+    (CHAT | {"tools": [TOOL] * 129}, "tools", "at most 128"),
+    (CHAT | {"tools": [TOOL]}, "tools", "tool_choice 'required' or a named function would work"),
+    (CHAT | {"tool_choice": "required"}, "tool_choice", "needs tools"),
+    (CHAT | {"tools": [TOOL], "tool_choice": "always"}, "tool_choice", "would work"),
+    (
+        CHAT | {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        "tool_choice",
+        "names 'g', and tools has f",
+    ),
+    (
+        CHAT | {"tools": [TOOL], "tool_choice": "required", "response_format": FORM},
+        "response_format",
+        "excludes a call that is required",
+    ),
+    (
+        CHAT | {"tools": [TOOL], "tool_choice": "required", "structured_outputs": {"regex": "a"}},
+        "structured_outputs",
+        "excludes calls of tools",
+    ),
+    (CHAT | {"functions": [{"name": "f"}]}, "functions", "tools would work"),
+    (CHAT | {"function_call": "auto"}, "function_call", "tool_choice"),
+    (CHAT | {"chat_template_kwargs": {"messages": []}}, "messages", "'messages' is not free"),
+    (messages(content=None), "messages[0].content", "is required"),
+    (
+        messages(role="user", tool_calls=called()["messages"][0]["tool_calls"]),
+        "messages[0].tool_calls",
+        "role assistant",
+    ),
+    (messages(role="tool"), "messages[0].tool_call_id", "is required with the role tool"),
+    (messages(tool_call_id="1"), "messages[0].tool_call_id", "belongs to no other"),
+    (messages(function_call={"name": "f"}), "messages[0].function_call", "tool_calls in a message"),
+    (called(arguments="["), "messages[0].tool_calls[0].function.arguments", "not the JSON of an object"),
+    (called(arguments="[]"), "messages[0].tool_calls[0].function.arguments", "not the JSON of an object"),
+    (called(arguments="[" * 5000), "messages[0].tool_calls[0].function.arguments", "not the JSON of an object"),
+    (called(arguments='{"a": "\\ud800"}'), "messages[0].tool_calls[0].function.arguments", "not the JSON of an object"),
+    (called(name=5), "messages[0].tool_calls[0].function.name", "valid string"),
+]
+
+
+@pytest.mark.parametrize(("body", "field", "sentence"), STRUCTURES)
+def test_what_cannot_be_is_refused_by_field(served: Engine, body: dict[str, Any], field: str, sentence: str) -> None:
+    check_refused(served, "/v1/chat/completions", body, field, sentence)
+
+
+TOKENIZING: list[tuple[str, dict[str, Any], str, str]] = [
+    ("/tokenize", {"prompt": "x" * 200_000}, "prompt", "characters"),
+    ("/tokenize", {"messages": [{"role": "user", "content": "x" * 200_000}]}, "messages", "characters"),
+    ("/tokenize", {}, "prompt", "or messages is needed"),
+    ("/tokenize", {"prompt": "a", "messages": CHAT["messages"]}, "prompt", "not both"),
+    ("/detokenize", {"tokens": [1] * 513}, "tokens", "at most 512 would work"),
+    ("/detokenize", {"tokens": [49152]}, "tokens", "from 0 to 49151"),
+    ("/detokenize", {"tokens": [-1]}, "tokens[0]", "greater than or equal to 0"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "field", "sentence"), TOKENIZING)
+def test_what_is_too_long_to_tokenize_is_refused(
+    served: Engine, path: str, body: dict[str, Any], field: str, sentence: str
+) -> None:
+    check_refused(served, path, body, field, sentence)
 
 
 @pytest.mark.parametrize(
