@@ -56,6 +56,9 @@ def shape_from_config(config: Mapping[str, Any], where: str) -> ModelShape:
     hidden, heads = read.positive("hidden_size"), read.positive("num_attention_heads")
     max_positions = read.positive("max_position_embeddings")
     head_dim = read.positive("head_dim", hidden // heads)
+    rope = read_rope(read, head_dim, max_positions, PARTIAL_ROTATION.get(architecture))
+    if rope.scaling == "yarn":  # some configs name the stretched length here, some the one before
+        max_positions = max(max_positions, int(rope.original_max_positions * rope.factor))
     shape = ModelShape(
         architecture=architecture,
         num_layers=read.positive("num_hidden_layers"),
@@ -66,7 +69,7 @@ def shape_from_config(config: Mapping[str, Any], where: str) -> ModelShape:
         intermediate_size=read.positive("intermediate_size"),
         vocab_size=read.positive("vocab_size"),
         rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-        rope=read_rope(read, head_dim, max_positions, PARTIAL_ROTATION.get(architecture)),
+        rope=rope,
         max_position_embeddings=max_positions,
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
         bos_token_id=config.get("bos_token_id"),

@@ -28,6 +28,8 @@ def read_block(config: Mapping[str, Any], where: str) -> tuple[int, int] | None:
     found = config.get("quantization_config")
     if found is None:
         return None
+    if not isinstance(found, Mapping):
+        raise CheckpointError(f"{where}: quantization_config is {found!r}; an object would work")
     method, block = found.get("quant_method"), found.get("weight_block_size")
     if method == "compressed-tensors" and found.get("format") in (None, *FORMATS):
         groups = [group.get("weights") or {} for group in (found.get("config_groups") or {}).values()]

@@ -58,7 +58,7 @@ def test_every_tree_node_equals_its_own_line(name: str, tmp_path: Path) -> None:
     paged = Paged(decoder, 2, max_len=64)
     prompts = [prompt(33), prompt(7)]
     paged.run([Piece(tokens) for tokens in prompts])
-    trees = [Piece([5, 90, 71, 12, 8, 30], [-1, 0, 0, 1, 2, 4]), Piece([9, 17, 23], [-1, 0, 0])]
+    trees = [Piece([5, 90, 71, 12, 8, 30, 44], [-1, 0, 0, 1, 2, 4, 5]), Piece([9, 17, 23], [-1, 0, 0])]
     for tree, tokens, logits in zip(trees, prompts, paged.run(trees, commit=False), strict=True):
         for node, found in enumerate(logits):
             line = tokens + [tree.tokens[other] for other in ancestors(tree.parents, node)]
@@ -161,6 +161,11 @@ def test_an_older_config_says_the_same(name: str, tmp_path: Path) -> None:
     newer, file = read_shape(tmp_path), tmp_path / "config.json"
     file.write_text(json.dumps(old_spelling(json.loads(file.read_text()))))
     assert read_shape(tmp_path) == newer
+
+
+def test_yarn_reaches_what_it_stretches_to(tmp_path: Path) -> None:
+    MODELS["yarn rope, beyond"].save_pretrained(tmp_path)
+    assert read_shape(tmp_path).max_position_embeddings == 128
 
 
 def test_dynamic_rope_reaches_as_far_as_the_model_was_trained(tmp_path: Path) -> None:

@@ -125,6 +125,7 @@ MODELS: dict[str, PreTrainedModel] = {
         "yarn rope, by weights": llama(
             rope_parameters={**YARN, "mscale": 1.3, "mscale_all_dim": 0.7, "beta_fast": 8.0, "beta_slow": 2.0}
         ),
+        "yarn rope, beyond": llama(rope_parameters=YARN, max_position_embeddings=32),
         "dynamic rope": llama(rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 500.0}),
         "biased llama": llama(attention_bias=True),
         "mistral": MistralForCausalLM(MistralConfig(**SMALL, sliding_window=None)),
