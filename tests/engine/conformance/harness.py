@@ -113,11 +113,14 @@ class Harness:
             yield own
 
     def submit(self, prompt: Sequence[int], **params: Any) -> str:
+        values: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0} | params
+        return self.submit_params(prompt, SamplingParams(**values))
+
+    def submit_params(self, prompt: Sequence[int], params: SamplingParams, priority: int = 0) -> str:
         self._ids += 1
         request_id = f"r{self._ids}"
-        values: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0} | params
         self.answers[request_id] = Answer()
-        self.scheduler.submit(Submit(request_id=request_id, prompt=list(prompt), params=SamplingParams(**values)))
+        self.scheduler.submit(Submit(request_id=request_id, prompt=list(prompt), params=params, priority=priority))
         return request_id
 
     def step(self) -> list[Output]:

@@ -11,15 +11,13 @@ import pytest
 import torch
 
 from pilotfish_engine.messages import Grammar
-from pilotfish_engine.sampling.grammar import Grammars
 from pilotfish_engine.tokenizer import StopStrings, Tokenizer
-from tests.engine.conformance.conftest import EOS, VOCAB, prompts, settings_of, variants
+from tests.engine.conformance.conftest import EOS, prompts, settings_of, variants
 from tests.engine.conformance.harness import NUM_STEPS, Harness, fixed
 from tests.engine.conformance.models import within
+from tests.engine.conformance.test_processors import GRAMMARS
 
 LENGTH = 24
-OF_A_GRAMMAR = (b"", b"", *(bytes([byte]) for byte in range(32, 32 + VOCAB - 2)))
-GRAMMARS = Grammars(OF_A_GRAMMAR, frozenset([EOS]), VOCAB, lambda text: [ord(letter) - 30 for letter in text])
 
 
 class Pieces:
