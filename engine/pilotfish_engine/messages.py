@@ -31,7 +31,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     Penalties are OpenAI's: presence and frequency are taken off the logits of tokens of the answer; repetition divides
     (negative: multiplies) those of prompt and answer, 1 is off. logit_bias: (token, added), 300 at most. min_tokens: no
     end token comes before (a stop string may). A grammar overrides ignore_eos: where it ends, the answer ends.
-    logprobs: alternatives wanted beside each token's own log-probability, 20 at most; None: neither.
+    logprobs: alternatives wanted beside each token's own log-probability, 20 at most; None: neither. prompt_logprobs:
+    the same of the prompt's tokens.
     """
 
     max_tokens: int
@@ -50,6 +51,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: int = 0
     grammar: Grammar | None = None
     logprobs: int | None = None
+    prompt_logprobs: bool = False
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -96,8 +98,9 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that one step committed to one request, and its end if it came.
 
     text_end: with a stop string, how many characters of the whole decoded answer are to be returned.
-    logprobs: one for each token, where they are asked for. field: with an error that is the client's, the parameter at
-    fault. Counts are totals of the request so far.
+    logprobs: one for each token, where they are asked for. prompt_logprobs: with the first token, one for each of the
+    prompt's tokens from the second on. field: with an error that is the client's, the parameter at fault. Counts are
+    totals of the request so far.
     """
 
     request_id: str
@@ -107,6 +110,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     field: str | None = None
     logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
     cached_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0

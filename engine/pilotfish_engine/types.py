@@ -113,7 +113,8 @@ class GenerationBatchResult:
     next_token_ids: int32 [batch_size * num_draft_tokens]; request i owns the stride from i * num_draft_tokens, its
     first accept_lens[i] entries are committed, the rest is padding. accept_lens: int32 [batch_size], ≥ 1 for DECODE;
     for EXTEND 1 on chunks that are `last`, 0 on the others. draft_lens: int32 [batch_size], draft tokens verified.
-    logprobs: where a request of the batch asks for them. errors: by place in the batch, why a request cannot go on.
+    logprobs: where a request of the batch asks for them. prompt_logprobs: by place in the batch, of the prompt's tokens
+    that come one after those of the chunk. errors: by place in the batch, why a request cannot go on.
     """
 
     next_token_ids: Array
@@ -121,6 +122,7 @@ class GenerationBatchResult:
     draft_lens: Array
     num_draft_tokens: int
     logprobs: LogprobArrays | None = None
+    prompt_logprobs: Mapping[int, LogprobArrays] = field(default_factory=dict)
     errors: Mapping[int, str] = field(default_factory=dict)
 
     def committed(self) -> list[list[int]]:

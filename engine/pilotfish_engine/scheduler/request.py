@@ -39,13 +39,20 @@ class Request:
     error: str | None = None
     fault: str | None = None  # the parameter that the error is about
     text_end: int | None = None
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # from the second token on
 
     @property
     def running(self) -> bool:
         return self.row >= 0
 
+    @property
+    def scores_prompt(self) -> bool:
+        """Tokens of the prompt are still to be scored, whether or not there is KV of them."""
+        return self.params.prompt_logprobs and len(self.prompt_logprobs) < self.prompt_len - 1
+
     def output(self, token_ids: list[int], logprobs: list[TokenLogprob] | None = None) -> Output:
         """What has come of it: the new tokens, its end if it came, and its counts so far."""
+        first = self.params.prompt_logprobs and 0 < len(token_ids) == len(self.token_ids) - self.prompt_len
         return Output(
             request_id=self.request_id,
             token_ids=token_ids,
@@ -54,6 +61,7 @@ class Request:
             error=self.error,
             field=self.fault,
             logprobs=logprobs,
+            prompt_logprobs=self.prompt_logprobs if first else None,
             cached_tokens=self.cached_tokens,
             drafted_tokens=self.drafted_tokens,
             accepted_tokens=self.accepted_tokens,

@@ -37,7 +37,7 @@ class Room:
     def enter(self, request: Request, running: Iterable[Request]) -> bool:
         """Gives the request its pages, those of a cached prefix first, and says in computed_len how much they hold
         already. False, and nothing has changed: it must wait until others have gone."""
-        found = self.prefix.match(request.token_ids, len(request.token_ids) - 1)
+        found = [] if request.scores_prompt else self.prefix.match(request.token_ids, len(request.token_ids) - 1)
         wanted = self._wanted(request) - len(found)
         spare = self.pool.num_free + self.prefix.num_evictable - wanted
         others = [self._outlook(other, len(other.pages) - other.found_pages) for other in running]

@@ -18,7 +18,7 @@ from pilotfish_engine.scheduler.policy import PrefillWork, plan_chunks
 from pilotfish_engine.scheduler.preparing import GrammarCompiler, Preparing
 from pilotfish_engine.scheduler.request import Request
 from pilotfish_engine.scheduler.room import Room
-from pilotfish_engine.scheduler.steps import DecodeSteps, logprobs
+from pilotfish_engine.scheduler.steps import DecodeSteps, logprobs, score_prompt
 from pilotfish_engine.scheduler.stops import StopChecker, StopTextFactory
 from pilotfish_engine.scheduler.tally import Tally
 from pilotfish_engine.scheduler.waiting import Waiting
@@ -239,6 +239,7 @@ class Scheduler:
             self._failed_steps = 0
             for place, (chunk, request, tokens) in enumerate(zip(chunks, requests, result.committed(), strict=True)):
                 request.computed_len = chunk.end
+                score_prompt(request, chunk.start, result.prompt_logprobs.get(place))
                 if chunk.last:
                     request.decoding = True
                     self._commit(request, tokens, result, place)

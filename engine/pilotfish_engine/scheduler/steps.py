@@ -7,12 +7,12 @@ one step later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from pilotfish_engine.messages import TokenLogprob
 from pilotfish_engine.scheduler.request import Request
-from pilotfish_engine.types import Batch, GenerationBatchResult, Worker
+from pilotfish_engine.types import Batch, GenerationBatchResult, LogprobArrays, Worker
 
 Done = tuple[Sequence[Request], GenerationBatchResult]
 
@@ -64,11 +64,22 @@ class DecodeSteps:
 
 def logprobs(result: GenerationBatchResult, place: int, count: int, wanted: int | None) -> list[TokenLogprob] | None:
     """Of the first `count` tokens of the request at `place`, with `wanted` alternatives each; None: not asked for."""
-    found = result.logprobs
-    if wanted is None or found is None:
+    if wanted is None or result.logprobs is None:
         return None
     first = place * result.num_draft_tokens
+    return _token_logprobs(result.logprobs, range(first, first + count), wanted)
+
+
+def score_prompt(request: Request, start: int, found: LogprobArrays | None) -> None:
+    """found: of the prompt's tokens from number start + 1 on. Those that a retraction repeats are known already."""
+    if found is not None:
+        known = len(request.prompt_logprobs) - start
+        places = range(known, len(found.chosen))
+        request.prompt_logprobs += _token_logprobs(found, places, request.params.logprobs or 0)
+
+
+def _token_logprobs(found: LogprobArrays, places: Iterable[int], wanted: int) -> list[TokenLogprob]:
     return [
         TokenLogprob(found.chosen[at], list(zip(found.top_ids[at][:wanted], found.top[at][:wanted], strict=True)))
-        for at in range(first, first + count)
+        for at in places
     ]

@@ -61,7 +61,11 @@ class Api:
         prompts = [await service.encode(prompt, "prompt") for prompt in body.prompt]
         tokenizer, _ = service.loaded()
         texts = [prompt if isinstance(prompt, str) else tokenizer.decode(prompt) for prompt in body.prompt]
-        echoes = [text if body.echo else "" for text in texts for _ in range(n)]
+        echoes = [
+            shapes.Echo(text, prompt) if body.echo else None
+            for text, prompt in zip(texts, prompts, strict=True)
+            for _ in range(n)
+        ]
         shape = shapes.Completion(None if body.alternatives is None else tokenizer, echoes)
         longest = body.max_tokens or DEFAULT_COMPLETION_TOKENS
         return await self._generate(body, request, prompts, longest, shape, _demanded(body, None))

@@ -136,6 +136,11 @@ class Generate(Body):
         """How many are wanted beside each token's log-probability; None: not even that."""
         raise NotImplementedError
 
+    @property
+    def scores_prompt(self) -> bool:
+        """Log-probabilities of the prompt's tokens are wanted too."""
+        return False
+
 
 class ChatRequest(Generate):
     """chat_template_kwargs: variables for the chat template, such as enable_thinking."""
@@ -185,13 +190,15 @@ class CompletionRequest(Generate):
     def _completion_fields_fit_each_other(self) -> Self:
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise _wrong("best_of", f"is served where it equals n; {self.n or 1} would work")
-        if self.echo and self.logprobs is not None:
-            raise _wrong("echo", "with logprobs is not served; one of them would work")
         return self
 
     @property
     def alternatives(self) -> int | None:
         return self.logprobs
+
+    @property
+    def scores_prompt(self) -> bool:
+        return bool(self.echo) and self.logprobs is not None
 
 
 class TokenizeRequest(Body):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pilotfish_engine.messages import FinishReason, Grammar, Output, SamplingParams, Submit
+from pilotfish_engine.messages import FinishReason, Grammar, Output, SamplingParams, Submit, TokenLogprob
 from pilotfish_engine.server.bodies import MAX_CHOICES, Generate
 from pilotfish_engine.server.failures import ApiError, Invalid
 from pilotfish_engine.server.link import CoreGone, Link
@@ -23,13 +23,16 @@ from pilotfish_engine.tokenizer import Detokenizer, Tokenizer, held_back
 
 @dataclass(frozen=True)
 class Piece:
-    """What one step brought one choice: text that may be shown now, and its new tokens, where they are scored. Its last
-    piece has the finish_reason."""
+    """What one step brought one choice: text that may be shown now, and its new tokens, where they are scored.
+
+    prompt: in the first piece, where they are asked for, the scores of the prompt's tokens from the second on.
+    finish_reason: in the last."""
 
     index: int
     text: str
     finish_reason: FinishReason | None
     tokens: tuple[ScoredToken, ...] = ()
+    prompt: Sequence[TokenLogprob] | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class _Choice:
             self._text += self._detokenizer.flush()
             end = len(self._text) if output.text_end is None else output.text_end
         shown, self._shown = self._shown, max(end, self._shown)
-        return Piece(self.index, self._text[shown:end], output.finish_reason, tuple(tokens))
+        return Piece(self.index, self._text[shown:end], output.finish_reason, tuple(tokens), output.prompt_logprobs)
 
 
 class Generation:
@@ -209,6 +212,7 @@ def sampling_params(body: Generate, max_tokens: int, vocab_size: int, grammar: G
         min_tokens=body.min_tokens or 0,
         grammar=grammar,
         logprobs=body.alternatives,
+        prompt_logprobs=body.scores_prompt,
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pilotfish_engine.messages import TokenLogprob
-from pilotfish_engine.tokenizer import Tokenizer
+from pilotfish_engine.tokenizer import Detokenizer, Tokenizer
 
 Json = dict[str, Any]
 
@@ -25,6 +25,20 @@ class ScoredToken:
     token_id: int
     offset: int
     scores: TokenLogprob | None
+
+
+def prompt_tokens(
+    token_ids: Sequence[int], scores: Sequence[TokenLogprob], text: str, tokenizer: Tokenizer
+) -> list[ScoredToken]:
+    """scores: from the second token on. text: the prompt's, in which special tokens may be written out."""
+    detokenizer, offset = Detokenizer(tokenizer), 0
+    tokens: list[ScoredToken] = []
+    for token_id, score in zip(token_ids, [None, *scores], strict=True):
+        tokens.append(ScoredToken(token_id, offset, score))
+        offset += len(detokenizer.append((token_id,)))
+        name = "" if tokenizer.piece(token_id) else token_text(tokenizer, token_id)
+        offset += len(name) if text.startswith(name, offset) else 0
+    return tokens
 
 
 def chat_logprobs(tokens: Sequence[ScoredToken], tokenizer: Tokenizer) -> Json:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from pilotfish_engine.server.generation import Piece, Usage
-from pilotfish_engine.server.logprobs import ScoredToken, chat_logprobs, completion_logprobs
+from pilotfish_engine.server.logprobs import ScoredToken, chat_logprobs, completion_logprobs, prompt_tokens
 from pilotfish_engine.server.tool_calls import CallPart, Reader
 from pilotfish_engine.tokenizer import Tokenizer
 
@@ -100,24 +101,33 @@ class Chat:
         return None if self._tokenizer is None else chat_logprobs(tokens, self._tokenizer)
 
 
+@dataclass(frozen=True)
+class Echo:
+    """A prompt that stands before its answer."""
+
+    text: str
+    token_ids: Sequence[int]
+
+
 class Completion:
-    """echoes: for each choice the text that stands before its answer."""
+    """echoes: for each choice what stands before its answer, or None."""
 
     whole_object = chunk_object = "text_completion"
     id_prefix = "cmpl-"
 
-    def __init__(self, tokenizer: Tokenizer | None, echoes: Sequence[str]) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, echoes: Sequence[Echo | None]) -> None:
         """tokenizer: None where no log-probabilities are wanted."""
         self._tokenizer = tokenizer
         self._echoes = echoes
         self._choices = [_Choice() for _ in echoes]
 
     def opening(self, index: int) -> Json | None:
-        return _choice(index, None, None, text=self._echoes[index]) if self._echoes[index] else None
+        echo = self._echoes[index]
+        return None if echo is None else _choice(index, None, None, text=echo.text)
 
     def part(self, piece: Piece) -> Json | None:
         choice = self._choices[piece.index]
-        choice.tokens += piece.tokens
+        choice.tokens += self._tokens(piece)
         choice.text += piece.text
         choice.finish_reason = piece.finish_reason
         if not piece.text and piece.finish_reason is None:
@@ -126,8 +136,17 @@ class Completion:
 
     def whole(self, index: int) -> Json:
         choice = self._choices[index]
-        text = self._echoes[index] + choice.text
+        echo = self._echoes[index]
+        text = choice.text if echo is None else echo.text + choice.text
         return _choice(index, choice.finish_reason, self._logprobs(choice.tokens), text=text)
+
+    def _tokens(self, piece: Piece) -> list[ScoredToken]:
+        """With the echo's before them, whose text comes first."""
+        echo = self._echoes[piece.index]
+        if echo is None or self._tokenizer is None:
+            return list(piece.tokens)
+        prompt = [] if piece.prompt is None else prompt_tokens(echo.token_ids, piece.prompt, echo.text, self._tokenizer)
+        return prompt + [replace(token, offset=token.offset + len(echo.text)) for token in piece.tokens]
 
     def _logprobs(self, tokens: Sequence[ScoredToken]) -> Json | None:
         return None if self._tokenizer is None else completion_logprobs(tokens, self._tokenizer)

@@ -54,6 +54,7 @@ class RequestState:
         self._greedy = [True] * rows
         self._filtered = [False] * rows
         self._scored = [False] * rows
+        self._scored_prompt = [0] * rows  # the length of a prompt whose tokens are to be scored
         self._processors = Processors(rows, vocab_size, device)
         self.grammars = GrammarRows(vocab_size, device)
 
@@ -73,6 +74,7 @@ class RequestState:
         self._greedy[row] = params.temperature == 0
         self._filtered[row] = params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
         self._scored[row] = params.logprobs is not None
+        self._scored_prompt[row] = admission.prompt_len if params.prompt_logprobs else 0
         self._processors.admit(row, params, admission.token_ids, admission.prompt_len, admission.end_token_ids)
         if admission.grammar is not None:
             answer = admission.token_ids[admission.prompt_len :]
@@ -138,6 +140,10 @@ class RequestState:
     def scored(self, host_rows: Sequence[int]) -> bool:
         """Whether a row wants log-probabilities."""
         return any(self._scored[row] for row in host_rows)
+
+    def scored_prompt_rows(self, row: int, start: int, end: int) -> int:
+        """How many of KV rows start … end − 1 are followed by a prompt token that is to be scored: the first ones."""
+        return max(0, min(end, self._scored_prompt[row] - 1) - start)
 
     def penalised(self, host_rows: Sequence[int]) -> bool:
         """Whether the tokens of a row count for its logits."""

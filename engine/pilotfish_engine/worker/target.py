@@ -30,6 +30,8 @@ from pilotfish_engine.types import (
 )
 from pilotfish_engine.worker.passes import last_places, over_spans
 
+SCORED_AT_ONCE = 64  # tokens of a prompt
+
 
 @dataclass(frozen=True)
 class _HostArray:
@@ -163,9 +165,35 @@ class TargetWorker:
         hidden, aux = step.target.forward(inputs, step.kv, aux_layers)
         state.seq_lens[rows] = torch.tensor(ends, dtype=torch.int64).to(state.device)
         result = self._first_tokens(chunks, rows, hidden[last_places(inputs)])
+        result = replace(result, prompt_logprobs=self._prompt_logprobs(chunks, hidden))
         if step.proposer is not None:
             step.proposer.extend(chunks, TargetHidden(hidden, tuple(aux)))
         return result
+
+    def _prompt_logprobs(self, chunks: Sequence[Chunk], hidden: torch.Tensor) -> dict[int, LogprobArrays]:
+        """By the chunk's place; hidden: [N, H], of all tokens of the chunks. Logits are made of a few tokens at a time:
+        of all they may be gigabytes."""
+        found: dict[int, LogprobArrays] = {}
+        end = 0
+        for place, chunk in enumerate(chunks):
+            begin, end = end, end + chunk.end - chunk.start
+            count = self._step.state.scored_prompt_rows(chunk.row, chunk.start, chunk.end)
+            if count == 0:
+                continue
+            states = hidden[begin : begin + count]
+            followers = self._step.state.tokens[chunk.row, chunk.start + 1 : chunk.start + 1 + count]
+            parts = [
+                score(self._step.target.logits(states[at : at + SCORED_AT_ONCE]), followers[at : at + SCORED_AT_ONCE])
+                for at in range(0, count, SCORED_AT_ONCE)
+            ]
+            found[place] = _on_host(
+                Logprobs(
+                    torch.cat([part.chosen for part in parts]),
+                    torch.cat([part.top_ids for part in parts]),
+                    torch.cat([part.top for part in parts]),
+                )
+            )
+        return found
 
     def _first_tokens(self, chunks: Sequence[Chunk], rows: torch.Tensor, hidden: torch.Tensor) -> GenerationBatchResult:
         """Of the rows whose last chunk this was; hidden: [B, H], of each chunk's last token."""

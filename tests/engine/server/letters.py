@@ -89,7 +89,8 @@ def serving(folder: Path, target: LlamaForCausalLM, *flags: str) -> Iterator[Eng
         "--served-name", NAME, "--dtype", "float32", "--method", "STANDALONE", "--draft", str(folder / "draft"),
         "--max-model-len", str(MAX_MODEL_LEN), "--num-steps", "4", "--topk", "1",
         "--num-draft-tokens", "5", "--tuning", "Fixed", "--disable-threshold", "1000", "--page-size", "4",
-        "--max-running-requests", "8", "--kv-tokens", "4096", "--admin-token-file", str(folder / "admin"), *flags,
+        "--chunk-size", "64", "--max-running-requests", "8",
+        "--kv-tokens", "4096", "--admin-token-file", str(folder / "admin"), *flags,
     ]  # fmt: skip
     process = subprocess.Popen(command, env=environment(own), stderr=subprocess.PIPE, text=True)
     started = Engine(process, f"http://127.0.0.1:{port}", own)

@@ -70,6 +70,7 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
     "logprobs": {"logprobs": 3, "seed": 40},
     "logprobs 0": {"logprobs": 0, "seed": 41, "n": 2},
     "echo": {"echo": True, "seed": 42},
+    "echo logprobs": {"echo": True, "logprobs": 2, "seed": 45, "n": 2},
     "best_of": {"best_of": 2, "n": 2, "seed": 43},
     "prompts": {"prompt": ["abc", [5, 6, 7], PROMPT], "seed": 44, "echo": True},
 }

@@ -238,6 +238,30 @@ def test_log_probabilities_are_those_of_scoring_the_finished_text(letter_model: 
             assert text[offset : offset + len(token)] == token
 
 
+def test_an_echo_s_log_probabilities_are_those_of_the_whole_text(letter_model: Served) -> None:
+    """Whatever of the prompt the prefix cache holds, and though it goes through the model in several chunks."""
+    served = letter_model
+    prompt = f"{PROMPT}{END}é🤷 and " + "ab the " * 30
+    body = {"model": NAME, "prompt": [PROMPT, prompt], "max_tokens": 3, "echo": True, "logprobs": 3, "temperature": 0}
+    for _ in range(2):
+        with served.engine.http as client:
+            choices = client.post("/v1/completions", json=body).json()["choices"]
+        for text, choice in zip((PROMPT, prompt), choices, strict=True):
+            found = choice["logprobs"]
+            ids = [served.ids[token] for token in found["tokens"]]
+            assert choice["text"].startswith(text)
+            assert ids[:-3] == served.tokenizer.encode(text)
+            assert found["token_logprobs"][0] is found["top_logprobs"][0] is None
+            scores = served.scores(ids[:1], ids[1:])
+            expected = [float(row[token]) for row, token in zip(scores, ids[1:], strict=True)]
+            assert found["token_logprobs"][1:] == pytest.approx(expected, abs=1e-4)
+            for row, top in zip(scores, found["top_logprobs"][1:], strict=True):
+                assert top == pytest.approx({name: float(row[served.ids[name]]) for name in top}, abs=1e-4)
+                assert max(top.values()) == pytest.approx(float(row.max()), abs=1e-4)
+            for token, offset in zip(found["tokens"], found["text_offset"], strict=True):
+                assert "bytes:" in token or choice["text"][offset : offset + len(token)] == token
+
+
 def test_a_chat_s_log_probabilities_give_the_tokens_bytes(letter_model: Served) -> None:
     """Those of an ending token and of a stop string too, which the text has not."""
     served = letter_model

@@ -67,7 +67,6 @@ CHATS: list[tuple[dict[str, Any], str, str]] = [
 ]
 COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     (PLAIN | {"best_of": 2}, "best_of", "1 would work"),
-    (PLAIN | {"echo": True, "logprobs": 0}, "echo", "with logprobs is not served"),
     (PLAIN | {"suffix": "x"}, "suffix", "not served"),
     (PLAIN | {"logprobs": 21}, "logprobs", "less than or equal to 20"),
     (PLAIN | {"logprobs": True}, "logprobs", "valid integer"),
