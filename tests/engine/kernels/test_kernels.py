@@ -92,6 +92,9 @@ def test_rope_writes_its_slots_and_no_other(
         torch.testing.assert_close(found.double(), expected, equal_nan=True, **tolerance(dtype))
 
 
+NEWER = pytest.mark.skipif(not cpu._window_attention, reason="the kernels here were built before they knew windows")
+
+
 @dataclass(frozen=True)
 class Case:
     """(prefix rows, own tokens) of each request."""
@@ -195,20 +198,22 @@ def test_a_window_hides_all_but_the_last_positions(name: str, window: int) -> No
         close(found[: len(seen)], expected[: len(seen)])
 
 
+@pytest.mark.parametrize("window", [None, pytest.param(5, marks=NEWER)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_chain_under_verification_has_the_bits_of_single_tokens(dtype: torch.dtype) -> None:
+def test_a_chain_under_verification_has_the_bits_of_single_tokens(dtype: torch.dtype, window: int | None) -> None:
     prefix, chain = 61, 9
     q, k, v, inputs = attention_case(Case(((prefix, chain),)), 16, dtype)
-    together = kernels.paged_attention(q, k, v, 16, inputs, 0.3)
+    together = kernels.paged_attention(q, k, v, 16, inputs, 0.3, window)
     masked = replace(inputs, tree_mask=torch.tensor([(1 << i + 1) - 1 for i in range(chain)]))
-    assert torch.equal(kernels.paged_attention(q, k, v, 16, masked, 0.3), together)
+    assert torch.equal(kernels.paged_attention(q, k, v, 16, masked, 0.3, window), together)
     for i in range(chain):
         alone = replace(
             inputs,
+            token_ids=inputs.token_ids[:1],
             prefix_lens=torch.tensor([prefix + i], dtype=torch.int32),
             q_indptr=torch.tensor([0, 1], dtype=torch.int32),
         )
-        assert torch.equal(kernels.paged_attention(q[i : i + 1], k, v, 16, alone, 0.3), together[i : i + 1])
+        assert torch.equal(kernels.paged_attention(q[i : i + 1], k, v, 16, alone, 0.3, window), together[i : i + 1])
 
 
 def test_a_strided_tensor_is_refused() -> None:
