@@ -66,9 +66,7 @@ def test_of_this_engine(served: Engine, tmp_path: Path, capsys: pytest.CaptureFi
     assert told.settings is not None
     assert told.settings["method"] == "ECHO"
     assert told.settings["num_steps"] == 5
-    assert all(request.pieces < 20 for request in level.requests)  # several tokens a chunk
-    assert level.per_token_ms is not None
-    assert level.per_token_ms.count == 6
+    assert all(1 <= request.pieces <= 8 for request in level.requests)  # several tokens a chunk
     out = capsys.readouterr().out
     assert "In force: method ECHO, num_steps 5, topk 1" in out
     assert "2.71" in out
