@@ -44,7 +44,7 @@ class Preparing:
     def take(self, idle: bool) -> list[tuple[Request, BaseException | None]]:
         """Those that are ready, or why they never will be. `idle`: nothing else is to do, so it may wait a little."""
         taken: list[tuple[Request, BaseException | None]] = []
-        while self._members:
+        while self._members or not self._compiled.empty():  # those whose requests have gone are let go too
             try:
                 request = self._compiled.get(idle and not taken, WAIT_SECONDS)
             except Empty:

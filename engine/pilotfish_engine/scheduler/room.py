@@ -53,9 +53,8 @@ class Room:
         request.admissions += 1
         return True
 
-    def missing(self, request: Request, steps: int) -> int:
-        """Pages that a running request lacks for the next of so many steps that the host does not know yet."""
-        reserve = steps * self._worker.reserve_tokens
+    def missing(self, request: Request, reserve: int) -> int:
+        """Pages that a running request lacks for so many rows from its last known token's row on."""
         return missing_pages(len(request.token_ids), reserve, self._page_size, len(request.pages))
 
     def take(self, n: int) -> list[int] | None:

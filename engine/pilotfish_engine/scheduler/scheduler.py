@@ -204,12 +204,12 @@ class Scheduler:
         except Exception as error:  # parameters that cannot be, or no memory for what they need
             self._fail(request, error, keep=False)
 
-    def _grow(self, request: Request) -> NewPages | None:
+    def _grow(self, request: Request, reserve: int) -> NewPages | None:
         """Pages for the next step of a decoding request; others are retracted, the last in order first, until they are
         there."""
         while request.running:
-            under_way = request in self._steps.requests
-            missing = self._room.missing(request, steps=1 + under_way)
+            under_way = request in self._steps.requests  # what that step commits is not known yet
+            missing = self._room.missing(request, reserve * (1 + under_way))
             if missing == 0:
                 return None
             if (fresh := self._room.take(missing)) is not None:
@@ -246,7 +246,8 @@ class Scheduler:
 
     def _decode(self) -> None:
         """Starts the next step, then commits what the one before it gave; without overlap that is the same step."""
-        new_pages = [added for request in self._decoding() if (added := self._grow(request)) is not None]
+        reserve = self._worker.reserve_tokens
+        new_pages = [added for request in self._decoding() if (added := self._grow(request, reserve)) is not None]
         requests = self._decoding()
         rows = [request.row for request in requests]
         members = set(rows)  # a request may have grown and then been retracted for another
