@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from pilotfish_engine.errors import RequestError
+from pilotfish_engine.server import openapi
 from pilotfish_engine.server.admin import Admin
 from pilotfish_engine.server.api import Api
 from pilotfish_engine.server.failures import ApiError, Invalid, Unavailable
@@ -23,13 +24,16 @@ from pilotfish_engine.server.streaming import ClientGone
 
 log = logging.getLogger(__name__)
 
+METHOD_NOT_ALLOWED = 405
 CLIENT_CLOSED_REQUEST = 499  # nobody reads it; it keeps the count of what happened true
 
 
 def create(service: Service, api_key: str | None, body_seconds: float) -> Gate:
-    app = FastAPI(title="Pilotfish engine", docs_url=None, redoc_url=None)
+    app = FastAPI(title="Pilotfish engine", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.include_router(Api(service).router)
     app.include_router(Admin(service).router)
+    document = openapi.describe(app, service.name, api_key is not None)
+    app.openapi = lambda: document  # type: ignore[method-assign]
     for kind in (ApiError, RequestValidationError, ValidationError, RequestError, CoreGone, HTTPException, ClientGone):
         app.add_exception_handler(kind, _respond)
     app.add_exception_handler(Exception, _respond)
@@ -39,7 +43,10 @@ def create(service: Service, api_key: str | None, body_seconds: float) -> Gate:
 async def _respond(request: Request, error: Exception) -> Response:
     if isinstance(error, ClientGone):
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    return _as_api_error(error).response()
+    told = _as_api_error(error)
+    if told.status == METHOD_NOT_ALLOWED:  # Starlette tells the methods of one of the path's routes
+        told.headers["Allow"] = openapi.methods(request.url.path) or told.headers["Allow"]
+    return told.response()
 
 
 def _as_api_error(error: Exception) -> ApiError:

@@ -22,6 +22,7 @@ MAX_CHOICES = 128  # prompts times n of one request
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 128
 MAX_TOKENS = 1 << 24
+MAX_THRESHOLD = 1 << 20  # as on the command line
 
 _TOKEN_KEY = r"^(0|[1-9][0-9]{0,8})$"
 
@@ -62,13 +63,22 @@ def _keys_are_tokens(value: dict[str, float]) -> dict[str, float]:
 
 
 def _as_threshold(value: Any) -> Any:
-    if value not in ("Auto", None) and (type(value) is not int or value < 1):
-        raise PydanticCustomError("threshold", "'Auto' or a number of running requests from 1 would work")
+    if value not in ("Auto", None) and (type(value) is not int or not 1 <= value <= MAX_THRESHOLD):
+        raise PydanticCustomError(
+            "threshold",
+            "'Auto' or a number of running requests from 1 to {most} would work",
+            {"most": MAX_THRESHOLD},
+        )
     return value
 
 
 Stop = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
-Prompts = Annotated[list[str | list[int]], PlainValidator(_as_prompts)]
+TokenIds = Annotated[list[int], Field(min_length=1)]
+SeveralPrompts = Annotated[list[str | TokenIds], Field(min_length=1, max_length=MAX_CHOICES)]
+Prompts = Annotated[
+    list[str | list[int]], PlainValidator(_as_prompts, json_schema_input_type=str | TokenIds | SeveralPrompts)
+]
+Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[
     dict[str, Annotated[float, Field(ge=-100, le=100)]],
@@ -100,7 +110,7 @@ class Generate(Body):
     logit_bias: Bias | None = None
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
-    stop: Annotated[list[Stop], BeforeValidator(_as_list), Field(max_length=MAX_STOPS)] | None = None
+    stop: Annotated[Stops, BeforeValidator(_as_list, json_schema_input_type=Stop | Stops)] | None = None
     stop_token_ids: list[TokenId] | None = Field(None, max_length=MAX_STOP_TOKENS)
     ignore_eos: bool | None = None
     priority: int | None = Field(None, ge=-(1 << 31), lt=1 << 31)
@@ -108,10 +118,10 @@ class Generate(Body):
     structured_outputs: StructuredOutputs | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    user: Text | None = None
+    metadata: dict[Text, Text] | None = None
+    safety_identifier: Text | None = None
+    prompt_cache_key: Text | None = None
     prompt_cache_retention: Literal["in_memory", "24h"] | None = None
 
     @model_validator(mode="before")
@@ -228,7 +238,13 @@ class SpeculationUpdate(EnvelopeUpdate):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    disable_threshold: Annotated[Literal["Auto"] | int | None, PlainValidator(_as_threshold)] = None
+    disable_threshold: Annotated[
+        Literal["Auto"] | int | None,
+        PlainValidator(
+            _as_threshold,
+            json_schema_input_type=Literal["Auto"] | Annotated[int, Field(ge=1, le=MAX_THRESHOLD)] | None,
+        ),
+    ] = None
 
 
 def _wrong(field: str, sentence: str) -> PydanticCustomError:

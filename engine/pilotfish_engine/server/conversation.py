@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PlainValidator, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from pilotfish_engine.server.text import Body, JsonObject, Text, why_no_json
@@ -31,7 +31,14 @@ def _text_of(value: Any) -> Any:
     return "".join(part["text"] for part in value)
 
 
-Content = Annotated[Text | None, BeforeValidator(_text_of)]
+class TextPart(BaseModel):
+    """As a client sends it; other fields are left unread."""
+
+    type: Literal["text"]
+    text: str
+
+
+Content = Annotated[Text | None, BeforeValidator(_text_of, json_schema_input_type=str | list[TextPart] | None)]
 
 
 class CalledFunction(Body):
