@@ -38,6 +38,7 @@ TOKEN_KEY = "token"
 ADMIN_DIR, ACCESS_DIR, HUB_DIR = "/etc/pilotfish/admin", "/etc/pilotfish/access", "/etc/pilotfish/hub"
 MODEL_DIR, DRAFT_DIR, CACHE_DIR = "/models/target", "/models/draft", "/var/cache/pilotfish"
 PRE_STOP_SECONDS = 5
+SHARED_MEMORY = "2Gi"
 START_SECONDS = 3600  # a large model is downloaded and loaded within this
 USER = 65532
 
@@ -299,6 +300,9 @@ def _storage(owner: Owner, spec: Spec) -> tuple[list[Object], list[Object]]:
         return {"secret": {"secretName": name, "defaultMode": 0o440}}
 
     add("tmp", "/tmp", {"emptyDir": {}}, read_only=False)
+    if spec.engine.tensor_parallel_size > 1:
+        # NCCL's ranks meet in shared memory, of which a container has 64 MiB by itself
+        add("shm", "/dev/shm", {"emptyDir": {"medium": "Memory", "sizeLimit": SHARED_MEMORY}}, read_only=False)
     add("admin", ADMIN_DIR, from_secret(owner.secret))
     if spec.access:
         add("access", ACCESS_DIR, from_secret(spec.access.api_key_secret_ref.name))

@@ -84,6 +84,19 @@ def test_accelerators_follow_the_tensor_parallel_size() -> None:
     assert container(resources={"accelerator": "None"})["resources"] == {}
 
 
+def test_shared_memory_is_for_ranks_on_several_devices() -> None:
+    def shared(**parts: Any) -> list[dict[str, Any]]:
+        pod = objects.template(OWNER, spec(**parts), "i")["spec"]
+        mounted = [mount for mount in pod["containers"][0]["volumeMounts"] if mount["mountPath"] == "/dev/shm"]
+        volumes = [volume["emptyDir"] for volume in pod["volumes"] if volume["name"] == "shm"]
+        assert len(mounted) == len(volumes)
+        assert not any(mount.get("readOnly") for mount in mounted)
+        return volumes
+
+    assert shared() == []
+    assert shared(engine={"tensorParallelSize": 2}) == [{"medium": "Memory", "sizeLimit": "2Gi"}]
+
+
 def test_claims_and_secrets_are_mounted_read_only() -> None:
     pod = objects.template(OWNER, spec(
         model={"source": "pvc://weights/llama", "tokenSecretRef": {"name": "hf", "key": "token"}},
