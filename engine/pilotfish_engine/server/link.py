@@ -19,6 +19,7 @@ from pilotfish_engine import messages
 from pilotfish_engine.core import HIGH_WATER_MARK
 from pilotfish_engine.errors import PilotfishError, RequestError
 
+MAX_CALLS = 256  # that wait for an answer; of requests the queue keeps count
 CALL_SECONDS = 10.0  # a step in progress, such as a long prompt's chunk on a CPU, delays an answer
 
 
@@ -117,6 +118,8 @@ class Link:
         """The answer's body. Raises RequestError with the core's sentence, CoreGone when no answer comes."""
         if self.gone is not None:
             raise self.gone
+        if len(self._calls) >= MAX_CALLS:
+            raise CoreGone(f"the model process has {MAX_CALLS} questions to answer; try again")
         call_id = uuid.uuid4().hex
         future = asyncio.get_running_loop().create_future()
         self._calls[call_id] = future

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import zmq
 
 from pilotfish_engine import messages
 from pilotfish_engine.core import HIGH_WATER_MARK, Socket
-from pilotfish_engine.server.link import Link
+from pilotfish_engine.server.link import MAX_CALLS, Link
 from tests.engine.server.serving import wait_until
 
 MANY = 4 * HIGH_WATER_MARK
@@ -66,6 +67,20 @@ async def test_what_a_model_process_does_not_take_keeps_its_place(tmp_path: Path
             link.submit([msgspec.structs.replace(request, request_id=str(number))])
             link.let_go([str(number)])
         assert link.in_flight >= 2 * HIGH_WATER_MARK, "one of each pair's two messages"
+    finally:
+        link.close()
+
+
+async def test_questions_to_a_model_process_that_stands_are_bounded(tmp_path: Path) -> None:
+    link = Link(f"ipc://{tmp_path}/core")
+    try:
+        asked = [asyncio.ensure_future(link.call(messages.AskReport)) for _ in range(MAX_CALLS + 5)]
+        done, waiting = await asyncio.wait(asked, timeout=1)
+        assert len(waiting) == MAX_CALLS
+        assert all("questions" in str(task.exception()) for task in done)
+        link.end("over")
+        await asyncio.wait(waiting, timeout=5)
+        assert {str(task.exception()) for task in waiting} == {"over"}
     finally:
         link.close()
 
