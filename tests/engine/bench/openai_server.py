@@ -135,3 +135,7 @@ def answers(*events: bytes | float) -> Answer:
 GOOD = answers(
     delta("", role="assistant"), delta("one"), 0.02, delta(" two three"), delta(None, "stop"), usage(7, 3), DONE
 )
+
+
+async def overloaded(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    return web.json_response({"error": {"message": "1024 requests wait; try later"}}, status=503)

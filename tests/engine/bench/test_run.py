@@ -6,12 +6,10 @@ import asyncio
 import itertools
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,36 +19,21 @@ import pytest
 from aiohttp import web
 
 from pilotfish_engine.bench.client import Choice, Client, Delta, Event, Events, Outcome, Usage
-from pilotfish_engine.bench.result import LevelResult, Result, per_token, read
-from pilotfish_engine.bench.run import bench
-from pilotfish_engine.cli import parse
+from pilotfish_engine.bench.result import per_token, read
 from pilotfish_engine.errors import UsageError
-from tests.engine.bench.openai_server import DONE, GOOD, OpenAIServer, answers, chunk, delta, serving, stream, usage
+from tests.engine.bench.conftest import FAST, only
+from tests.engine.bench.openai_server import DONE, GOOD, answers, delta, overloaded, serving, usage
 
 ROOT = Path(__file__).parents[3]
-FAST = ("--warm-up", "0", "--output-len", "3", "--input-len", "5", "--api", "chat")
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Callable[..., tuple[int, Result]]:
-    """A run against a server: the exit code and the --json file."""
-    numbers = itertools.count()
-
-    def run(server: OpenAIServer, *flags: str) -> tuple[int, Result]:
-        file = tmp_path / f"{next(numbers)}.json"
-        code = bench(parse(["bench", "--url", server.url, "--json", str(file), *flags]))
-        return code, read(file)
-
-    return run
-
-
-def only(result: Result) -> LevelResult:
-    (level,) = result.levels
-    return level
 
 
 def test_counts_are_those_of_the_server(run, capsys) -> None:
-    with serving(GOOD) as server:
+    async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        while len(server.bodies) < 3:  # the first ones wait for each other
+            await asyncio.sleep(0.01)
+        return await GOOD(request, body)
+
+    with serving(answer) as server:
         code, result = run(server, *FAST, "--concurrency", "3", "--requests", "10")
     level = only(result)
     assert code == 0
@@ -141,78 +124,6 @@ def test_percentiles_are_numpys_over_the_requests_of_the_file(run) -> None:
         assert figures.mean == pytest.approx(1000 * seconds.mean())
         for percent in (50, 90, 95, 99):
             assert getattr(figures, f"p{percent}") == pytest.approx(1000 * np.percentile(seconds, percent))
-
-
-async def overloaded(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    return web.json_response({"error": {"message": "1024 requests wait; try later"}}, status=503)
-
-
-async def hangs_up(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    assert request.transport is not None
-    request.transport.close()
-    return web.Response()
-
-
-async def page(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    return web.Response(text="<h1>Bad\nGateway</h1>", content_type="text/html", status=502)
-
-
-async def whole(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    return web.json_response({"choices": [{"message": {"content": "no stream"}}]})
-
-
-FAILING = {
-    "HTTP 503": (overloaded, "1024 requests wait; try later"),
-    "HTTP 502": (page, "<h1>Bad Gateway</h1>"),
-    "not a stream": (whole, "no stream"),
-    "error in the stream": (answers(delta("a"), chunk(error={"message": "gone"}), 60.0), "gone"),
-    "stream ended early": (answers(delta("a"), usage(1, 1), DONE), "without a finish_reason"),
-    "finish_reason abort": (answers(delta("a"), delta(None, "abort"), usage(1, 1), DONE), "gave the answer up"),
-    "empty answer": (answers(delta("", role="assistant"), delta(None, "stop"), usage(1, 0), DONE), "neither text"),
-    "not OpenAI's stream": (answers(b"data: hello\n\n"), "JSON"),
-    "timeout": (answers(delta("a"), 30.0), "no whole answer within 0.3 s"),
-    "connection lost": (hangs_up, ""),
-}
-
-
-@pytest.mark.parametrize("cause", FAILING)
-def test_what_fails_is_counted_by_its_cause_and_gives_no_figures(run, capsys, cause: str) -> None:
-    fails, detail = FAILING[cause]
-    patience = "0.3" if cause == "timeout" else "30"
-    with serving(fails) as server:
-        code, result = run(server, *FAST, "--concurrency", "2", "--requests", "5", "--timeout", patience)
-    level = only(result)
-    assert code == 1
-    assert [(failure.cause, failure.count) for failure in level.failures] == [(cause, 5)]
-    assert detail in level.failures[0].example
-    assert (level.succeeded, level.failed, level.unfinished) == (0, 5, 0)
-    assert level.requests_per_second == 0
-    assert level.tokens_per_second is None
-    for figures in (level.first_token_ms, level.per_token_ms, level.chunk_gap_ms, level.end_to_end_ms):
-        assert figures is None
-    assert f"5 failed, {cause}: " in capsys.readouterr().out
-
-
-def test_failures_beside_successes_count_neither_tokens_nor_times(run, capsys) -> None:
-    ordinal = itertools.count()
-
-    async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        number = next(ordinal)
-        kind = overloaded if number % 4 == 1 else FAILING["stream ended early"][0] if number % 4 == 3 else GOOD
-        return await kind(request, body)
-
-    with serving(answer) as server:
-        code, result = run(server, *FAST, "--concurrency", "1", "--requests", "12")
-    level = only(result)
-    assert code == 1
-    assert not level.whole
-    assert (level.succeeded, level.failed, level.completion_tokens) == (6, 6, 18)
-    assert {failure.cause: failure.count for failure in level.failures} == {"HTTP 503": 3, "stream ended early": 3}
-    assert level.first_token_ms is not None
-    assert level.first_token_ms.count == 6
-    out = capsys.readouterr().out
-    assert re.search(r"^concurrency 1 \* +6 +6 ", out, re.MULTILINE)
-    assert "of the requests that succeeded; nothing is compared" in out
 
 
 def test_without_usage_no_token_is_counted(run, capsys) -> None:
@@ -393,19 +304,3 @@ def test_ctrl_c_prints_what_there_is(tmp_path) -> None:
     assert (level.succeeded, level.failed, level.unfinished) == (6, 0, 2)
     assert "cut short: SIGINT came" in out
     assert "2 requests cut off" in out
-
-
-async def never(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    return await stream(request, _nothing())
-
-
-async def _nothing():
-    return
-    yield b""
-
-
-def test_a_stream_of_nothing_is_a_failure(run) -> None:
-    with serving(never) as server:
-        code, result = run(server, *FAST, "--concurrency", "1", "--requests", "1")
-    assert code == 1
-    assert only(result).failures[0].cause == "stream ended early"
