@@ -36,8 +36,8 @@ from pilotfish_engine.tokenizer import StopStrings, Tokenizer, load
 from pilotfish_engine.worker.target import TargetWorker
 
 REQUESTS = 64
-PROMPT, STEPS = 48, 32
-ROUNDS = 3
+PROMPT, STEPS = 48, 16  # tokens of a prompt, steps that are timed
+ROUNDS = 2
 VOCABULARY = 8192
 SHAPES = {
     "four layers of SmolLM2": LlamaConfig(
