@@ -145,7 +145,7 @@ def _open(file: Path) -> Any:
         raise CheckpointError(f"{file}: no such file, though {INDEX} names it; all shards in one folder would work")
     try:
         return safe_open(file, framework="pt")
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, RuntimeError) as error:  # torch's own, where the file cannot be mapped
         raise CheckpointError(
             f"{file}: not a whole safetensors file ({error}); downloading it again would work"
         ) from error
