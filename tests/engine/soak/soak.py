@@ -16,16 +16,16 @@ from pathlib import Path
 from random import Random
 
 from pilotfish_engine.contract.speculation import CostProfile, Envelope
-from pilotfish_engine.engine import Parts
+from pilotfish_engine.engine import Parts, assemble
 from pilotfish_engine.messages import Grammar
 from pilotfish_engine.scheduler.request import Request
 from pilotfish_engine.speculation import registry
 from pilotfish_engine.speculation.controller import Controller
 from pilotfish_engine.types import CompiledGrammar
 from pilotfish_engine.worker.target import TargetWorker
-from tests.engine.conformance import harness, models
+from tests.engine.conformance import models
 from tests.engine.conformance.conftest import variants
-from tests.engine.conformance.harness import MAX_MODEL_LEN, MAX_RUNNING, NUM_STEPS, Harness
+from tests.engine.conformance.harness import MAX_MODEL_LEN, MAX_RUNNING, NUM_STEPS, Harness, configuration
 from tests.engine.conformance.test_processors import GRAMMARS
 from tests.engine.soak.traffic import Alone, Answered, Asked, difference, draw, envelope, stop_text
 
@@ -62,7 +62,7 @@ class Soak:
         self._pair = cache(lambda method, draft: models.build(method, draft, self._target, folder / "drafts"))
         self.engine: Callable[[str, str, int], Parts] = cache(self._load)
         self.variants = [(registry.NO_METHOD, ""), *variants()]
-        self._alone = Alone(harness.load(self._target, registry.NO_METHOD, None, 16))
+        self._alone = Alone(self._load(registry.NO_METHOD, "", 16))
         self.sums = Sums()
 
     def round(self, number: int, requests: int) -> None:
@@ -79,11 +79,12 @@ class Soak:
             raise Failure(f"round {number} ({method} {draft}): {error}\nto see it again: {again}") from error
 
     def _load(self, method: str, draft: str, page_size: int) -> Parts:
-        if method == registry.NO_METHOD:
-            return harness.load(self._target, method, None, page_size)
-        pair = self._pair(method, draft)
-        num_steps, topk = models.within(method, draft, NUM_STEPS, TOPK)
-        return harness.load(pair.target, method, pair.draft, page_size, num_steps, topk)
+        """With a cost profile that is not measured."""
+        pair, (num_steps, topk) = models.Pair(self._target, None), (NUM_STEPS, TOPK)
+        if method != registry.NO_METHOD:
+            pair = self._pair(method, draft)
+            num_steps, topk = models.within(method, draft, num_steps, topk)
+        return assemble(configuration(pair.target, method, pair.draft, page_size, num_steps, topk), PROFILE)
 
     def _judge(self, played: _Round) -> None:
         played.nothing_is_left()
@@ -157,8 +158,8 @@ class _Round:
             if random.random() < 0.4:
                 for _ in range(min(random.choice([1, 1, 2, 8]), requests - len(self.asked))):
                     self._submit()
-            for request_id in list(self._living()):
-                if random.random() < 0.006:
+            for request_id in self._living() if len(self.asked) < requests else ():  # later it would hide a stuck one
+                if random.random() < 0.015:
                     scheduler.abort(request_id)
                     self.aborted.add(request_id)
             if random.random() < 0.05:
@@ -170,7 +171,7 @@ class _Round:
             self._compiled()
             self.harness.step()
             self.steps += 1
-            assert self.steps < STEPS_A_REQUEST * requests, f"stuck: {list(self._living())}"
+            assert self.steps < STEPS_A_REQUEST * requests, f"stuck: {self._living()}"
 
     def nothing_is_left(self) -> None:
         """What a scheduler that ended all its work still holds, once it has been asked whether there is more."""
