@@ -49,7 +49,7 @@ def serve(config: EngineConfig, core_command: Sequence[str] = CORE, patience: Pa
     """Serves until told to end; returns the exit code. core_command: how the model process is started, to which the
     arguments of `core.main` are added."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # it warns of all that is no HTTP: anybody could fill the log
     try:
         api_key = _secret("--api-key-file", config.server.api_key_file)
         admin_token = _secret("--admin-token-file", config.server.admin_token_file)

@@ -159,7 +159,7 @@ class Generator:
         while True:
             inner[name] = self._valid(part)
             branches = [b for b in self._branches(part) if b.get("properties") or b.get("items")]
-            if not branches or self._random.random() < 0.4:
+            if len(branches) != 1 or self._random.random() < 0.4:  # what is wrong in one may be right in another
                 break
             chosen = self._random.choice(branches)
             if "items" in chosen:
@@ -265,7 +265,7 @@ class Generator:
 
 
 async def statuses(url: str, wrong: Iterator[Wrong]) -> list[tuple[Wrong, int, bytes]]:
-    """What each got; 0 where the connection was closed without an answer."""
+    """What each got; 0 where the connection was closed without an answer, or nothing came for long."""
     found: list[tuple[Wrong, int, bytes]] = []
     host, port = url.removeprefix("http://").split(":")
 
@@ -303,7 +303,7 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, se
             lines = head.decode("latin-1").lower().split("\r\n")
             headers = dict(line.split(": ", 1) for line in lines[1:] if ": " in line)
             body = await reader.readexactly(int(headers["content-length"])) if "content-length" in headers else b""
-    except (asyncio.IncompleteReadError, ConnectionError):
+    except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
         return 0, b"", False
     return int(lines[0].split()[1]), body, headers.get("connection") != "close" and "content-length" in headers
 
