@@ -48,9 +48,7 @@ DTYPES = frozenset(NAMES) if _library is not None else frozenset()
 def _bind(kernel: str, suffix: str = "") -> dict[torch.dtype, Callable[..., None]]:
     functions = {}
     for dtype in DTYPES:
-        function = getattr(_library, f"{kernel}_{NAMES[dtype]}{suffix}", None)
-        if function is None:  # a build from before this kernel was written
-            continue
+        function = getattr(_library, f"{kernel}_{NAMES[dtype]}{suffix}")
         function.argtypes, function.restype = SIGNATURES[kernel], None
         functions[dtype] = function
     return functions
@@ -149,8 +147,7 @@ def paged_attention(
 ) -> Tensor:
     tokens, heads, dim = q.shape
     kv_heads = k_cache.shape[1]
-    function = (_paged_attention if window is None else _window_attention).get(q.dtype)
-    if dim % LANES or dim > MAX_DIM or heads > MAX_GROUP * kv_heads or function is None:
+    if dim % LANES or dim > MAX_DIM or heads > MAX_GROUP * kv_heads:
         return reference.paged_attention(q, k_cache, v_cache, page_size, inputs, scale, window)
     requests, max_pages = inputs.page_table.shape
     _check(q.dtype, q, k_cache, v_cache)
@@ -166,6 +163,7 @@ def paged_attention(
         _check(torch.int64, mask)
         assert mask.shape == (tokens,)
     out = torch.empty_like(q)
+    function = (_paged_attention if window is None else _window_attention)[q.dtype]
     function(
         q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(), inputs.page_table.data_ptr(),
         inputs.prefix_lens.data_ptr(), inputs.q_indptr.data_ptr(), None if mask is None else mask.data_ptr(),

@@ -92,9 +92,6 @@ def test_rope_writes_its_slots_and_no_other(
         torch.testing.assert_close(found.double(), expected, equal_nan=True, **tolerance(dtype))
 
 
-NEWER = pytest.mark.skipif(not cpu._window_attention, reason="the kernels here were built before they knew windows")
-
-
 @dataclass(frozen=True)
 class Case:
     """(prefix rows, own tokens) of each request."""
@@ -198,7 +195,7 @@ def test_a_window_hides_all_but_the_last_positions(name: str, window: int) -> No
         close(found[: len(seen)], expected[: len(seen)])
 
 
-@pytest.mark.parametrize("window", [None, pytest.param(5, marks=NEWER)])
+@pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_chain_under_verification_has_the_bits_of_single_tokens(dtype: torch.dtype, window: int | None) -> None:
     prefix, chain = 61, 9
