@@ -25,8 +25,8 @@ from pilotfish_engine.contract.speculation import CostProfile, EngineReport, Env
 MARGIN = 0.05  # a new envelope must promise this much more than the present one
 UNSAFE = 0.25  # a threshold this far from the computed one is replaced
 COOL_DOWN = 15.0  # seconds between changes
-# Speculative steps of a request, before what they accepted is a measurement. Not more: an engine for which drafts do not
-# pay spends 1% of its time on them, and a slow one would keep a wrong envelope for minutes.
+# Speculative steps of a request, before what they accepted is a measurement. Not more: an engine for which drafts do
+# not pay spends 1% of its time on them, and a slow one would keep a wrong envelope for minutes.
 ENOUGH_STEPS = 32
 HOPE = Acceptance.from_length(2.0)  # a threshold must not shut out a draft as good as this: above it nothing is learnt
 NARROWEST = Settings(num_steps=1, topk=1, num_draft_tokens=2)
