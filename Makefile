@@ -21,8 +21,10 @@ ENVIRONMENT := $(VENV)/stamp/environment-$(call sum,requirements/tools.txt requi
 PROJECT := $(VENV)/stamp/project-$(call sum,pyproject.toml $(NATIVE))
 
 TYPED := engine operator sandbox demo benchmarks charts tests
-# Quick ones first, so that a mistake shows in the first minute.
-TESTS ?= tests/contract tests/house tests/operator tests/engine tests/chart tests/sandbox tests/e2e
+# A core each for the files of the first; the others have a cluster of their own and find nobody beside it.
+BESIDE := tests/contract tests/house tests/engine
+ALONE := tests/operator tests/chart tests/sandbox tests/e2e
+PYTEST := $(PY) -m pytest --durations=10
 
 say = printf '\n\033[1m== %s\033[0m\n' $(1)
 
@@ -59,7 +61,13 @@ check: install  ## lint, types and the rules of the house
 	@$(call say,"types") && $(BIN)/mypy $(TYPED)
 
 test: install check sandbox  ## everything: check, build, every test
-	@$(call say,"tests") && OMP_NUM_THREADS=2 $(PY) -m pytest --durations=10 $(TESTS)
+	@$(call say,"tests")
+ifdef TESTS
+	@OMP_NUM_THREADS=2 $(PYTEST) $(TESTS)
+else
+	@OMP_NUM_THREADS=1 $(PYTEST) -n 2 --dist loadfile $(BESIDE)
+	@OMP_NUM_THREADS=2 $(PYTEST) $(ALONE)
+endif
 
 demo: install  ## install the chart, serve a model, ask it, load it until it scales (KEEP=1, CLUSTER=current)
 	@$(PY) -m demo

@@ -42,7 +42,7 @@ def test_the_threshold_is_computed_and_a_given_one_is_kept() -> None:
 def test_few_steps_are_no_measurement() -> None:
     tuning, _ = tune(BOUNDS, seen(40, POOR, steps=ENOUGH_STEPS - 1), [], State(), 0)
     assert tuning.envelope == BOUNDS
-    assert "kept until 200 speculative steps are measured" in tuning.reason
+    assert f"kept until {ENOUGH_STEPS} speculative steps are measured" in tuning.reason
 
 
 def test_where_plain_is_best_the_narrowest_envelope_is_held() -> None:
