@@ -24,7 +24,7 @@ from pilotfish_engine.speculation.proposer import Models, ProposerContext, Targe
 from pilotfish_engine.speculation.tree import Candidates
 from pilotfish_engine.speculation.verify import Verdict
 from pilotfish_engine.types import Chunk
-from tests.engine.conformance import models, test_processors
+from tests.engine.conformance import models, test_ends, test_processors
 from tests.engine.conformance.conftest import VOCAB, prompts, variants
 from tests.engine.conformance.harness import NUM_STEPS, Harness, fixed
 
@@ -108,7 +108,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> str:
 
 # --- the suite's rules, called with this method in the place of one like it
 
-plain = test_processors.plain  # a fixture of these rules
+plain, scored = test_processors.plain, test_ends.scored  # fixtures of these rules
 
 # its ranks are processes of their own, which begin with the methods that the engine comes with
 NOT_HERE = ("test_ranks", Path(__file__).stem)
@@ -125,14 +125,15 @@ def rules() -> Iterator[tuple[str, FunctionType]]:
 
 
 def cases_of(rule: FunctionType) -> Iterator[dict[str, Any]]:
-    """Every combination of the rule's own parameters."""
+    """Every combination of the rule's own parameters; of a rule about families, which has a target of its own, none."""
     marks = [mark for mark in getattr(rule, "pytestmark", []) if mark.name == "parametrize"]
     for chosen in product(*(mark.args[1] for mark in marks)):
         values: dict[str, Any] = {}
         for mark, value in zip(marks, chosen, strict=True):
             names = [mark.args[0]] if isinstance(mark.args[0], str) else mark.args[0]
             values |= zip(names, [value] if isinstance(mark.args[0], str) else value, strict=True)
-        yield values
+        if "family" not in values:
+            yield values
 
 
 def share() -> list[Any]:
