@@ -21,9 +21,10 @@ ENVIRONMENT := $(VENV)/stamp/environment-$(call sum,requirements/tools.txt requi
 PROJECT := $(VENV)/stamp/project-$(call sum,pyproject.toml $(NATIVE))
 
 TYPED := engine operator sandbox demo benchmarks charts tests
-# A core each for the files of the first; the others have a cluster of their own and find nobody beside it.
-BESIDE := tests/contract tests/house tests/engine
-ALONE := tests/operator tests/chart tests/sandbox tests/e2e
+# A core each for the files of the first; of the others one needs both, the rest have a cluster and find nobody beside it.
+REAL := tests/engine/test_real_model.py
+BESIDE := tests/contract tests/house tests/engine --ignore=$(REAL)
+ALONE := $(REAL) tests/operator tests/chart tests/sandbox tests/e2e
 PYTEST := $(PY) -m pytest --durations=10
 
 say = printf '\n\033[1m== %s\033[0m\n' $(1)
