@@ -69,7 +69,7 @@ class Eagle3Layer:
         normed = self.hidden_norm(hidden)
         both = torch.cat((self.layer.attention_norm(embeds), normed), dim=-1)
         attended = self.layer.attention(both, inputs, kv, 0)
-        residual = inputs.kept(normed if self.norm_before_residual else hidden.clone())
+        residual = inputs.kept(normed) if self.norm_before_residual else inputs.kept(hidden).clone()
         normed, residual = self.layer.mlp_norm.add(attended, residual)
         return self.layer.mlp(normed), residual
 

@@ -5,7 +5,6 @@ and some pairs of letters; and an engine that serves it for real.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.engine.server.serving import NAME, Engine, environment, free_port
+from tests.engine.server.serving import NAME, Engine, free_port, launched
 
 ADMIN_TOKEN = "an-admin-token"
 END = "<|end|>"
@@ -92,13 +91,5 @@ def serving(folder: Path, target: LlamaForCausalLM, *flags: str) -> Iterator[Eng
         "--chunk-size", "64", "--max-running-requests", "8",
         "--kv-tokens", "4096", "--admin-token-file", str(folder / "admin"), *flags,
     ]  # fmt: skip
-    process = subprocess.Popen(command, env=environment(own), stderr=subprocess.PIPE, text=True)
-    started = Engine(process, f"http://127.0.0.1:{port}", own)
-    try:
-        started.wait_ready()
+    with launched(command, port, own) as started:
         yield started
-    finally:
-        for client in started.clients.values():
-            client.close()
-        process.kill()
-        process.communicate()

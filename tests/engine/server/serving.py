@@ -78,6 +78,13 @@ def engine(
         msgspec.json.encode(behaviour or Behaviour()).decode(),
         model, "--port", str(port), "--served-name", NAME, *flags,
     ]  # fmt: skip
+    with launched(command, port, folder, wait) as started:
+        yield started
+
+
+@contextmanager
+def launched(command: list[str], port: int, folder: Path, wait: bool = True) -> Iterator[Engine]:
+    """A command that serves on `port`, with `folder` for its temporary files, until the context ends."""
     process = subprocess.Popen(command, env=environment(folder), stderr=subprocess.PIPE, text=True)
     started = Engine(process, f"http://127.0.0.1:{port}", folder)
     try:

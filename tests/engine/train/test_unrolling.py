@@ -55,8 +55,9 @@ def test_the_target_s_dense_pass(name: str, tmp_path: Path) -> None:
     for row, length in enumerate((17, 9, 3)):
         expected, expected_features = paged(decoder, tokens[row, :length], aux)
         found = hidden.view(3, 17, -1)[row, :length]
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
-        torch.testing.assert_close(features[row, :length], expected_features, rtol=1e-3, atol=1e-3)
+        close = 1e-3 if name == "qwen3 next" else 1e-4  # its gated sums come out up to 3e-4 apart
+        torch.testing.assert_close(found, expected, rtol=close, atol=close)
+        torch.testing.assert_close(features[row, :length], expected_features, rtol=close, atol=close)
 
 
 def test_the_probabilities_are_shares_of_the_whole_vocabulary(target_folder: Path) -> None:
