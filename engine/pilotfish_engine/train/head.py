@@ -88,7 +88,26 @@ class _Norm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.rms_norm(x.float(), self.weight.shape, self.weight, self.eps)
+        return functional.rms_norm(x.float(), self.weight.shape, self.weight, self.eps).to(x.dtype)
+
+
+class _Seen:
+    """The rows that each root sees: real ones up to its own, and of every later step the one that came from it."""
+
+    def __init__(self, length: int, steps: int, device: torch.device) -> None:
+        real = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+        own = torch.eye(length, dtype=torch.bool, device=device)
+        self._mask = torch.cat([real, *[own] * (steps - 1)], dim=1)
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+
+    def with_step(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """keys, values [B, T, Hkv, D] of one more step → those of all steps so far, [B, S·T, Hkv, D], and which of
+        them each root sees, bool [T, S·T]."""
+        self._keys.append(keys)
+        self._values.append(values)
+        rows = len(self._keys) * keys.shape[1]
+        return torch.cat(self._keys, dim=1), torch.cat(self._values, dim=1), self._mask[:, :rows]
 
 
 class _Attention(nn.Module):
@@ -100,24 +119,16 @@ class _Attention(nn.Module):
         self.v_proj = nn.Linear(inputs, sizes.num_kv_heads * dim, bias=False)
         self.o_proj = nn.Linear(sizes.num_heads * dim, sizes.hidden_size, bias=False)
         self.head_dim = dim
-        self.groups = (sizes.num_kv_heads, sizes.num_heads // sizes.num_kv_heads)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
-        """x [B, T, 2H] of one step; keys, values: [B, T, Hkv, D] of the steps before, to which this one's are added."""
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, seen: _Seen) -> Tensor:
+        """x [B, T, 2H] of one step, whose keys and values `seen` is given."""
         q = _rotated(self.q_proj(x).unflatten(-1, (-1, self.head_dim)), cos, sin)
-        keys.append(_rotated(self.k_proj(x).unflatten(-1, (-1, self.head_dim)), cos, sin))
-        values.append(self.v_proj(x).unflatten(-1, (-1, self.head_dim)))
-        q = q.view(*q.shape[:2], *self.groups, self.head_dim)  # [B, T, Hkv, G, D]
-        length = x.shape[1]
-        real = torch.einsum("btkgd,bskd->bkgts", q, keys[0])
-        unseen = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
-        scores = [real.masked_fill(unseen, -torch.inf)]
-        scores += [(q * k.unsqueeze(3)).sum(-1).permute(0, 2, 3, 1).unsqueeze(-1) for k in keys[1:]]
-        weights = torch.softmax(torch.cat(scores, dim=-1).float() * self.head_dim**-0.5, dim=-1).to(q.dtype)
-        out = torch.einsum("bkgts,bskd->btkgd", weights[..., :length], values[0])
-        for own, v in enumerate(values[1:], start=length):
-            out = out + weights[..., own].permute(0, 3, 1, 2).unsqueeze(-1) * v.unsqueeze(3)
-        return self.o_proj(out.flatten(2))  # type: ignore[no-any-return]
+        k = _rotated(self.k_proj(x).unflatten(-1, (-1, self.head_dim)), cos, sin)
+        keys, values, mask = seen.with_step(k, self.v_proj(x).unflatten(-1, (-1, self.head_dim)))
+        group = q.shape[2] // k.shape[2]
+        keys, values = (rows.repeat_interleave(group, dim=2).transpose(1, 2) for rows in (keys, values))
+        out = functional.scaled_dot_product_attention(q.transpose(1, 2), keys, values, attn_mask=mask)
+        return self.o_proj(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
 class _GatedMLP(nn.Module):
@@ -160,14 +171,13 @@ class TrainedHead(nn.Module):
         cos, sin = self._rotary(length + steps, tokens.device)
         layer = self.midlayer
         hidden = self.fc(features)
-        keys: list[Tensor] = []
-        values: list[Tensor] = []
+        seen = _Seen(length, steps, tokens.device)
         padded = functional.pad(tokens, (0, steps))
         for step in range(steps):
             read = functional.embedding(padded[:, 1 + step : 1 + step + length], embedding)
             both = torch.cat((layer.input_layernorm(read), layer.hidden_norm(hidden)), dim=-1)
             places = slice(step, step + length)
-            x = hidden + layer.self_attn(both, cos[places], sin[places], keys, values)
+            x = hidden + layer.self_attn(both, cos[places], sin[places], seen)
             hidden = x + layer.mlp(layer.post_attention_layernorm(x))
             yield self.norm(hidden)
 

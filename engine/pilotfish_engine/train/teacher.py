@@ -31,16 +31,16 @@ class _DenseAttention(GroupedQueryAttention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, page_size: int, inputs: ForwardInputs) -> Tensor:
         batch = inputs.q_indptr.shape[0] - 1
-        length, group = q.shape[0] // batch, q.shape[1] // k.shape[1]
+        length = q.shape[0] // batch
 
-        def rows(x: Tensor, repeats: int = 1) -> Tensor:
-            return x.view(batch, length, *x.shape[1:]).transpose(1, 2).repeat_interleave(repeats, dim=1)
+        def rows(x: Tensor) -> Tensor:
+            return x.view(batch, length, *x.shape[1:]).transpose(1, 2)
 
         mask = None
         if self.window is not None and self.window < length:
             mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril().triu(1 - self.window)
         attended = functional.scaled_dot_product_attention(
-            rows(q), rows(k, group), rows(v, group), attn_mask=mask, is_causal=mask is None, scale=self.scale
+            rows(q), rows(k), rows(v), attn_mask=mask, is_causal=mask is None, scale=self.scale, enable_gqa=True
         )
         return attended.transpose(1, 2).flatten(0, 1)
 
