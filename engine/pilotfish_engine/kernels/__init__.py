@@ -1,13 +1,16 @@
 """The engine's kernels: `rms_norm`, `add_rms_norm`, `rope_and_write`, `silu_and_mul`, `gelu_and_mul`,
 `paged_attention`, `linear`.
 
-Each call goes to the backend of its first tensor's device and dtype: C++ on a CPU in float32 and bfloat16, else the
-plain-torch twin in `reference`, where the contracts stand. All accumulate in float32. Nothing here knows about models
-or requests.
+Each call goes to the backend of its first tensor's device and dtype: C++ on a CPU in float32 and bfloat16, Triton on a
+CUDA device in those and float16, else the plain-torch twin in `reference`, where the contracts stand. A backend hands
+shapes that it does not take to the twin. All accumulate in float32. Nothing here knows about models or requests.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+from functools import cache
 from types import ModuleType
 
 import torch
@@ -19,8 +22,15 @@ from pilotfish_engine.worker.inputs import ForwardInputs
 __all__ = ["add_rms_norm", "gelu_and_mul", "linear", "paged_attention", "rms_norm", "rope_and_write", "silu_and_mul"]
 
 
+@cache
+def _cuda() -> ModuleType | None:
+    """Imported with the first CUDA tensor, for it brings a compiler along; None where there is no Triton."""
+    return None if importlib.util.find_spec("triton") is None else importlib.import_module(f"{__name__}.cuda")
+
+
 def _backend(x: Tensor) -> ModuleType:
-    return cpu if x.is_cpu and x.dtype in cpu.DTYPES else reference
+    own = cpu if x.is_cpu else _cuda() if x.is_cuda else None
+    return reference if own is None or x.dtype not in own.DTYPES else own
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -46,7 +56,7 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 
 
 def gelu_and_mul(gate_up: Tensor) -> Tensor:
-    return reference.gelu_and_mul(gate_up)
+    return _backend(gate_up).gelu_and_mul(gate_up)  # type: ignore[no-any-return]
 
 
 def paged_attention(

@@ -136,6 +136,9 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return out
 
 
+gelu_and_mul = reference.gelu_and_mul
+
+
 def paged_attention(
     q: Tensor,
     k_cache: Tensor,
