@@ -21,7 +21,7 @@ from pilotfish_engine.speculation.unread import Unread
 from pilotfish_engine.speculation.verify import Verdict
 from pilotfish_engine.types import Chunk
 from pilotfish_engine.worker.inputs import ForwardInputs, KVCache
-from pilotfish_engine.worker.passes import last_places, over_padded_rows, over_spans
+from pilotfish_engine.worker.passes import last_padded_places, last_places, over_padded_rows, over_spans
 from pilotfish_engine.worker.state import RequestState
 
 
@@ -128,10 +128,10 @@ class RecurrentProposer:
     def _read_last(self, rows: Tensor, host_rows: Sequence[int], counts: Tensor, features: Tensor) -> None:
         """The head reads the last counts[i] ≤ D positions of each row (int64 [B]); features: [B, D, feature_size], of
         the first counts[i] of them in order, the rest is padding. 0 leaves a row as it is."""
-        batch, width = features.shape[:2]
+        width = features.shape[1]
         start = self._state.seq_lens[rows] - counts
-        last = torch.arange(batch, device=rows.device) * width + (counts - 1).clamp_min(0)
-        inputs = replace(over_padded_rows(self._state, rows, start, counts, width, shift=1), only=last)
+        inputs = over_padded_rows(self._state, rows, start, counts, width, shift=1)
+        inputs = replace(inputs, only=last_padded_places(counts, width))
         out, hidden = self._head.forward(self._head.combine(features.flatten(0, 1)), inputs, self.kv)
         self._keep_best(rows, host_rows, out, hidden, counts > 0)
 

@@ -20,7 +20,7 @@ from pilotfish_engine.speculation.tree import Candidates
 from pilotfish_engine.speculation.unread import Unread
 from pilotfish_engine.speculation.verify import Verdict
 from pilotfish_engine.types import Chunk
-from pilotfish_engine.worker.passes import last_places, over_padded_rows, over_spans
+from pilotfish_engine.worker.passes import last_padded_places, last_places, over_padded_rows, over_spans
 from pilotfish_engine.worker.state import RequestState
 
 
@@ -95,8 +95,7 @@ class StandaloneProposer:
         start = self._state.seq_lens[rows] + 1 - counts
         inputs = over_padded_rows(self._state, rows, start, counts, width)
         hidden, _ = self._draft.forward(inputs, self.kv)
-        last = torch.arange(rows.shape[0], device=rows.device) * width + (counts - 1).clamp_min(0)
-        self._keep_best(rows, host_rows, hidden[last], counts > 0)
+        self._keep_best(rows, host_rows, hidden[last_padded_places(counts, width)], counts > 0)
 
     def _best(
         self, hidden: torch.Tensor, token_rows: torch.Tensor, positions: torch.Tensor, host_rows: Sequence[int], k: int

@@ -64,3 +64,8 @@ def over_padded_rows(
         # causal, but that padding sees none of the rows past the last real one, which were never written
         tree_mask=torch.where(real, (2 << offset) - 1, 0).flatten(),
     )
+
+
+def last_padded_places(counts: Tensor, width: int) -> Tensor:
+    """int64 [B]: the place of each row's last real token in a pass over padded rows; its first where it has none."""
+    return torch.arange(counts.shape[0], device=counts.device) * width + (counts - 1).clamp_min(0)
