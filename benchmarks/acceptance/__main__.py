@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import SOURCE
-from benchmarks.acceptance import asked, calibration, methods, nodes, split
+from benchmarks.acceptance import asked, calibration, methods, nodes, speed, split
 from benchmarks.acceptance.engines import Engines, device
 from benchmarks.acceptance.section import Row, Run
 from pilotfish_engine.errors import UsageError
@@ -25,6 +25,7 @@ SECTIONS: dict[str, Callable[[Run], list[Row]]] = {
     "nodes": nodes.run,
     "split": split.run,
     "calibration": calibration.run,
+    "speed": speed.run,
 }
 MOST_ROWS = {"cpu": 16, "cuda": 256}
 PROMPTS = {"cpu": 6, "cuda": 80}  # of each kind
@@ -44,34 +45,50 @@ def parse(arguments: Sequence[str], where: str) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def keep(name: str, about: Row, rows: list[Row], out: Path) -> None:
+    """A section's JSON, and its picture where matplotlib is installed."""
+    (out / f"{name}.json").write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+    try:
+        from benchmarks.acceptance.pictures import draw
+    except ImportError as error:
+        print(f"no picture: {error}")
+    else:
+        draw(name, rows, out / f"{name}.png")
+
+
 def main() -> int:
     where = "cuda" if torch.cuda.is_available() else "cpu"
     options = parse(sys.argv[1:], where)
-    read = asked.installed(options.target, options.prompts) if options.prompt_file is None else None
-    wanted = (read or asked.read(options.prompt_file)).first(options.prompts)
+    if options.prompt_file is None:
+        wanted = asked.installed(options.target, options.prompts)
+    else:
+        wanted = asked.read(options.prompt_file).first(options.prompts)
     if options.write_prompts is not None:
         wanted.write(options.write_prompts)
         return 0
     draft = options.draft or (HEAD if HEAD.is_dir() else None)
+    lengths = [len(prompt.token_ids) for prompt in wanted.mixed()]
+    about = {
+        "target": default_name(options.target),
+        "head": str(draft),
+        "device": device(),
+        "torch": torch.__version__,
+        "prompts": len(lengths),
+        "tokens": options.tokens,
+    }
+    print(", ".join(f"{name} {value}" for name, value in about.items()))
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
-    lengths = [len(prompt.token_ids) for prompt in wanted.mixed()]
-    count, longest = len(lengths), max(lengths) + options.tokens
-    print(
-        f"{default_name(options.target)}, head {draft}, {device()}, {count} prompts, answers of {options.tokens} tokens"
-    )
     with tempfile.TemporaryDirectory() as folder:
-        rows = min(count, MOST_ROWS[where])
-        engines = Engines(options.target, draft, wanted.corpus, longest, sum(lengths), rows, Path(folder))
+        rows = min(len(lengths), MOST_ROWS[where])
+        engines = Engines(options.target, draft, wanted.corpus, lengths, options.tokens, rows, Path(folder))
         for name in options.section or SECTIONS:
             begun = time.monotonic()
-            print(f"\n{name}")
+            print(f"\n{name}", flush=True)
             found = SECTIONS[name](Run(engines, wanted, options.tokens))
             print(f"({time.monotonic() - begun:.0f} s)", flush=True)
             if options.out is not None:
-                about = {"target": options.target, "head": str(draft), "device": device(), "torch": torch.__version__}
-                about |= {"prompts": count, "tokens": options.tokens}
-                (options.out / f"{name}.json").write_text(json.dumps({**about, "rows": found}, indent=1) + "\n")
+                keep(name, about, found, options.out)
     return 0
 
 

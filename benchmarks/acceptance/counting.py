@@ -106,6 +106,11 @@ def drafted(offered: Candidates, settings: Settings, verdict: Verdict) -> Drafte
     )
 
 
+def fixed(settings: Settings) -> EnvelopeUpdate:
+    """These at every load."""
+    return EnvelopeUpdate(**settings.model_dump(), tuning="Fixed", disable_threshold=1 << 20)
+
+
 class Counted:
     """An engine whose steps are counted. Its prompts stay in the prefix cache from one run to the next."""
 
@@ -136,7 +141,7 @@ class Counted:
         """Every decode step of the answers, of `tokens` tokens at most. evenly: as if each request ran alone; else with
         the engine's own budget over the batch. at_once: requests that run together, all that there is room for."""
         scheduler, self._listener.evenly = self._scheduler, evenly
-        scheduler.set_envelope(EnvelopeUpdate(**settings.model_dump(), tuning="Fixed", disable_threshold=1 << 20))
+        scheduler.set_envelope(fixed(settings))
         waiting = list(enumerate(prompts))[::-1]
         room = min(at_once or self._rows, self._rows)
         while waiting or scheduler.has_work:

@@ -24,14 +24,14 @@ WIDEST = Envelope(num_steps=8, topk=4, num_draft_tokens=64)
 
 @dataclass
 class Engines:
-    """draft: folder of a head, None where there is none. corpus: texts. longest: tokens of a request, its answer's too.
-    prompt_tokens: of all prompts. rows: requests at once. folder: for files of this run."""
+    """draft: folder of a head, None where there is none. corpus: texts. prompts: how many tokens each has. tokens: of
+    an answer. rows: requests at once. folder: for files of this run."""
 
     target: str
     draft: Path | None
     corpus: Sequence[str]
-    longest: int
-    prompt_tokens: int
+    prompts: Sequence[int]
+    tokens: int
     rows: int
     folder: Path
     _counted: dict[str, Counted | None] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Engines:
         for name in methods:
             if name not in self._counted:
                 try:
-                    self._counted[name] = Counted(self.build(name, WIDEST, self.rows, COUNTED))
+                    self._counted[name] = Counted(self.build(name, WIDEST, self.rows, COUNTED, self.tokens))
                 except MethodError as error:
                     self._counted[name] = None
                     print(f"left out: {name}: {error}", flush=True)
@@ -49,14 +49,20 @@ class Engines:
             if found is not None:
                 yield name, found
 
-    def build(self, name: str, envelope: Envelope, rows: int, profile: CostProfile | None) -> Parts:
-        """profile None: measured. Raises MethodError where the method cannot run here."""
-        tokens = self.prompt_tokens + rows * (self.longest + SLACK)
+    @property
+    def drafting(self) -> str:
+        """The method where one is enough."""
+        return NGRAM if self.draft is None else HEAD
+
+    def build(self, name: str, envelope: Envelope, rows: int, profile: CostProfile | None, tokens: int) -> Parts:
+        """profile None: measured. tokens: of an answer. Raises MethodError where the method cannot run here."""
+        longest = max(self.prompts) + tokens
+        kv_tokens = sum(self.prompts) + rows * (longest + SLACK)  # prompts stay in the prefix cache
         return assemble(
             EngineConfig(
-                model=ModelConfig(source=self.target, max_model_len=self.longest),
+                model=ModelConfig(source=self.target, max_model_len=longest),
                 speculation=self._speculation(name, envelope),
-                capacity=CapacityConfig(max_running_requests=rows, kv_tokens=tokens),
+                capacity=CapacityConfig(max_running_requests=rows, kv_tokens=kv_tokens),
             ),
             profile,
         )

@@ -6,7 +6,6 @@ A chain has at most 8 steps (the contract's bound), so of 16 nodes it can use 9.
 from __future__ import annotations
 
 from benchmarks.acceptance.counting import Counts, describe
-from benchmarks.acceptance.engines import HEAD
 from benchmarks.acceptance.section import Row, Run, Table, working
 from pilotfish_engine.contract.speculation import MAX_NUM_STEPS, Settings
 
@@ -25,7 +24,7 @@ def run(given: Run) -> list[Row]:
     columns = {"chain": 21, "tree, topk 2": 21, "tree, topk 4": 21, "best tree/chain": 15}
     table = Table({"": -8, "T": 3, "nodes": 5, **columns})
     rows: list[Row] = []
-    for method, engine in given.engines.counted(HEAD):
+    for method, engine in given.engines.counted(given.engines.drafting):
         for temperature in given.temperatures:
             for nodes in NODES:
                 cells, lengths = [], []

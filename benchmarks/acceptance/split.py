@@ -6,7 +6,6 @@ Only steps in which all 16 run are counted.
 from __future__ import annotations
 
 from benchmarks.acceptance.counting import Counts, describe
-from benchmarks.acceptance.engines import HEAD
 from benchmarks.acceptance.section import Row, Run, Table, working
 from pilotfish_engine.contract.speculation import Settings
 
@@ -23,7 +22,7 @@ def run(given: Run) -> list[Row]:
     print(f"tokens a step of a request, {REQUESTS} mixed requests; in brackets what the draft's scores promise")
     table = Table({"": -8, "T": 3, "settings": -26, "nodes": 5, "even": 20, "global": 20, "global/even": 11})
     rows: list[Row] = []
-    for method, engine in given.engines.counted(HEAD):
+    for method, engine in given.engines.counted(given.engines.drafting):
         for temperature in given.temperatures:
             for settings in SETTINGS:
                 counts = {"even": Counts(), "global": Counts()}

@@ -1,0 +1,112 @@
+"""Rows of a section as a picture. Needs matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from benchmarks.acceptance.asked import KINDS
+from benchmarks.acceptance.section import Row
+
+STYLES = {0.0: "-", 1.0: "--"}  # by temperature
+
+
+def draw(name: str, rows: Sequence[Row], path: Path) -> None:
+    figure = DRAWINGS[name](rows)
+    figure.savefig(path, dpi=90)
+
+
+def _figure(panels: int) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(4.2 * panels, 3.8), layout="constrained")
+    return figure, [figure.add_subplot(1, panels, number + 1) for number in range(panels)]
+
+
+def _methods(rows: Sequence[Row]) -> Figure:
+    """A panel for each kind: the share of steps that accept at least d drafts; chains as lines, trees with dots."""
+    figure, panels = _figure(len(KINDS))
+    colours = {method: f"C{number}" for number, method in enumerate(dict.fromkeys(row["method"] for row in rows))}
+    for axes, (kind, title) in zip(panels, KINDS.items(), strict=True):
+        for row in rows:
+            if row["kind"] == kind:
+                marker = "o" if row["settings"].startswith("tree") else ""
+                label = f"{row['method']}, {row['settings'].split(',')[0]}, T {row['temperature']:g}"
+                depths = range(1, len(row["accept"]) + 1)
+                style = STYLES[row["temperature"]]
+                axes.plot(depths, row["accept"], style, marker=marker, ms=4, color=colours[row["method"]], label=label)
+        axes.set(title=title, xlabel="drafts accepted, at least", ylim=(0, 1.02))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    panels[0].set_ylabel("share of steps")
+    panels[-1].legend(fontsize=5.5)
+    return figure
+
+
+def _nodes(rows: Sequence[Row]) -> Figure:
+    return _lengths(rows, "topk", lambda topk: "chain" if topk == 1 else f"tree, topk {topk}", "verified nodes allowed")
+
+
+def _split(rows: Sequence[Row]) -> Figure:
+    trees = [row for row in rows if row["topk"] > 1]
+    return _lengths(trees, "split", lambda split: f"{split} budget", "nodes a request, 16 requests")
+
+
+def _lengths(rows: Sequence[Row], line: str, label: Callable[[object], str], xlabel: str) -> Figure:
+    """A panel for each temperature: tokens a step by budget, two standard errors as bars."""
+    temperatures = list(dict.fromkeys(row["temperature"] for row in rows))
+    figure, panels = _figure(len(temperatures))
+    for axes, temperature in zip(panels, temperatures, strict=True):
+        for value in dict.fromkeys(row[line] for row in rows):
+            found = [row for row in rows if row[line] == value and row["temperature"] == temperature]
+            budgets, lengths = [row["budget"] for row in found], [row["accept_length"] for row in found]
+            errors = [2 * row["error"] for row in found]
+            axes.errorbar(budgets, lengths, errors, marker="o", ms=4, capsize=3, label=label(value))
+        axes.set(title=f"temperature {temperature:g}", xlabel=xlabel, ylabel="tokens a step")
+        axes.legend(fontsize=8)
+    return figure
+
+
+def _calibration(rows: Sequence[Row]) -> Figure:
+    """A panel for each method: predicted against accepted, the larger the dot the more nodes; the diagonal is right."""
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    figure, panels = _figure(len(methods))
+    for axes, method in zip(panels, methods, strict=True):
+        axes.plot([0, 1], [0, 1], color="0.7", lw=0.8)
+        for row in (row for row in rows if row["method"] == method):
+            found = [one for one in row["bins"] if one[0]]
+            nodes, predicted, accepted = zip(*found, strict=True)
+            label = f"{row['shape']}, T {row['temperature']:g}, ECE {row['ece']:.3f}"
+            (line,) = axes.plot(predicted, accepted, STYLES[row["temperature"]], lw=0.8, label=label)
+            sizes = [5 + 100 * (count / max(nodes)) ** 0.5 for count in nodes]
+            axes.scatter(predicted, accepted, sizes, color=line.get_color(), alpha=0.6)
+        axes.set(title=method, xlabel="path probability by the draft", ylabel="share accepted")
+        axes.legend(fontsize=7)
+    return figure
+
+
+def _speed(rows: Sequence[Row]) -> Figure:
+    """Tokens/s by concurrency, and to plain."""
+    figure, (left, right) = _figure(2)
+    for name in dict.fromkeys(row["settings"] for row in rows):
+        found = [row for row in rows if row["settings"] == name]
+        levels = [row["at_once"] for row in found]
+        left.plot(levels, [max(row["tokens_per_second"]) for row in found], marker="o", ms=4, label=name)
+        right.plot(levels, [row["to_plain"] for row in found], marker="o", ms=4, label=name)
+    for axes, title in ((left, "decode tokens/s, best"), (right, "to plain, median")):
+        axes.set_xscale("log", base=2)
+        axes.set(title=title, xlabel="requests at once")
+        axes.set_ylim(bottom=0)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.legend(fontsize=8)
+    return figure
+
+
+DRAWINGS: dict[str, Callable[[Sequence[Row]], Figure]] = {
+    "methods": _methods,
+    "nodes": _nodes,
+    "split": _split,
+    "calibration": _calibration,
+    "speed": _speed,
+}

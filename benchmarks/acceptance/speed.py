@@ -1,0 +1,117 @@
+"""Decode tokens/s by concurrency: an engine without a draft beside one with, as chain, as tree, and as it adapts.
+
+At each concurrency all are run in turn, ROUNDS times over. The best of each is shown, and the median of its ratios to
+plain of the same round, which something else on the machine disturbs least. Greedy, and no answer ends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from statistics import median
+
+import torch
+
+from benchmarks.acceptance.asked import Prompt
+from benchmarks.acceptance.counting import fixed
+from benchmarks.acceptance.engines import PLAIN
+from benchmarks.acceptance.methods import CHAIN, TREE
+from benchmarks.acceptance.section import Row, Run, Table, working
+from pilotfish_engine.contract.speculation import Envelope, EnvelopeUpdate
+from pilotfish_engine.engine import Parts
+from pilotfish_engine.messages import SamplingParams, Submit
+from pilotfish_engine.scheduler.scheduler import Scheduler
+
+LEVELS = {"cpu": (1, 2, 4, 8, 16), "cuda": (1, 2, 4, 8, 16, 32, 64, 128, 256)}
+ROUNDS = 3
+SOLO = 3  # prompts that are run one after another where one runs at once
+MOST_TOKENS = 128  # of an answer
+ENVELOPE = Envelope(**TREE.model_dump(), tuning="Adaptive", disable_threshold="Auto")
+SETTINGS = {
+    "plain": EnvelopeUpdate(num_steps=0, topk=1, tuning="Fixed"),
+    "chain": fixed(CHAIN),
+    "tree": fixed(TREE),
+    "adaptive": EnvelopeUpdate(**ENVELOPE.model_dump()),
+}
+
+
+@dataclass(frozen=True)
+class Timed:
+    """An engine and how many tokens of an answer are timed. room: tokens of an answer until it would end."""
+
+    scheduler: Scheduler
+    tokens: int
+    room: int
+
+    def seconds(self, update: EnvelopeUpdate, prompts: Sequence[Prompt]) -> float:
+        """For `tokens` tokens a request on average, of a batch in which all have their first."""
+        self.scheduler.set_envelope(update)
+        answered, emitted = self._begun(prompts, self.room), 0
+        begun = time.perf_counter()
+        while emitted < self.tokens * len(prompts):
+            outputs = self.scheduler.step()
+            assert all(output.finish_reason is None for output in outputs), "the batch is whole while it is timed"
+            emitted += sum(len(output.token_ids) for output in outputs)
+        seconds = (time.perf_counter() - begun) * self.tokens * len(prompts) / emitted
+        for request_id in answered:
+            self.scheduler.abort(request_id)
+        return seconds
+
+    def warm(self, prompts: Sequence[Prompt]) -> None:
+        """The prompts enter the prefix cache, so that a batch begins together."""
+        self._begun(prompts, 1)
+
+    def _begun(self, prompts: Sequence[Prompt], max_tokens: int) -> set[str]:
+        for number, prompt in enumerate(prompts):
+            params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+            self.scheduler.submit(Submit(request_id=str(number), prompt=prompt.token_ids, params=params))
+        answered: set[str] = set()
+        while len(answered) < len(prompts):
+            answered |= {output.request_id for output in self.scheduler.step()}
+        return answered
+
+
+def engine(given: Run, method: str, rows: int) -> Timed:
+    """With a cost profile measured here, as a served engine has one."""
+    tokens = min(given.tokens, MOST_TOKENS)
+    room = 8 * tokens + 64
+    parts: Parts = given.engines.build(method, ENVELOPE, rows, None, room)
+    return Timed(Scheduler(parts.worker, parts.chunk_size), tokens, room)
+
+
+def run(given: Run) -> list[Row]:
+    where = "cuda" if torch.cuda.is_available() else "cpu"
+    levels = LEVELS[where]
+    plain, drafting = (engine(given, method, max(levels)) for method in (PLAIN, given.engines.drafting))
+    prompts = list(islice(cycle(given.prompts), max(levels)))
+    for timed in (plain, drafting):
+        timed.scheduler.set_envelope(SETTINGS["plain"])
+        timed.warm(prompts)
+    print(f"decode tokens/s, {given.engines.drafting}: best of {ROUNDS}, and to plain in the same round (median)")
+    table = Table({"at once": 7, "plain": 8} | dict.fromkeys(list(SETTINGS)[1:], 15) | {"adaptive runs": -13})
+    rows: list[Row] = []
+    for level in levels:
+        groups = [prompts[:level]] if level > 1 else [[prompt] for prompt in prompts[:SOLO]]
+        rates: dict[str, list[float]] = {name: [] for name in SETTINGS}
+        for turn in range(ROUNDS):
+            for name, update in SETTINGS.items():
+                working(f"{level} at once, round {turn + 1}/{ROUNDS}, {name}")
+                timed = plain if name == "plain" else drafting
+                seconds = sum(timed.seconds(update, group) for group in groups)
+                rates[name].append(timed.tokens * sum(map(len, groups)) / seconds)
+        ratio = {
+            name: median(rate / base for rate, base in zip(found, rates["plain"], strict=True))
+            for name, found in rates.items()
+        }
+        ran = drafting.scheduler.report().effective
+        chosen = f"{ran.num_steps}/{ran.topk}/{ran.num_draft_tokens}" if ran.num_steps else "plain"
+        cells = [f"{max(rates[name]):.0f} ×{ratio[name]:.2f}" for name in SETTINGS if name != "plain"]
+        table.row(level, f"{max(rates['plain']):.0f}", *cells, chosen)
+        rows += [
+            {"at_once": level, "settings": name, "method": given.engines.drafting, "tokens_per_second": rates[name]}
+            | {"to_plain": ratio[name], "adaptive_ended_with": chosen}
+            for name in SETTINGS
+        ]
+    return rows
