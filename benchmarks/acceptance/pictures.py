@@ -17,7 +17,7 @@ STYLES = {0.0: "-", 1.0: "--"}  # by temperature
 
 def draw(name: str, rows: Sequence[Row], path: Path) -> None:
     figure = DRAWINGS[name](rows)
-    figure.savefig(path, dpi=90)
+    figure.savefig(path, dpi=80)
 
 
 def _figure(panels: int) -> tuple[Figure, list[Axes]]:
@@ -26,21 +26,29 @@ def _figure(panels: int) -> tuple[Figure, list[Axes]]:
 
 
 def _methods(rows: Sequence[Row]) -> Figure:
-    """A panel for each kind: the share of steps that accept at least d drafts; chains as lines, trees with dots."""
-    figure, panels = _figure(len(KINDS))
-    colours = {method: f"C{number}" for number, method in enumerate(dict.fromkeys(row["method"] for row in rows))}
-    for axes, (kind, title) in zip(panels, KINDS.items(), strict=True):
-        for row in rows:
-            if row["kind"] == kind:
-                marker = "o" if row["settings"].startswith("tree") else ""
-                label = f"{row['method']}, {row['settings'].split(',')[0]}, T {row['temperature']:g}"
-                depths = range(1, len(row["accept"]) + 1)
-                style = STYLES[row["temperature"]]
-                axes.plot(depths, row["accept"], style, marker=marker, ms=4, color=colours[row["method"]], label=label)
-        axes.set(title=title, xlabel="drafts accepted, at least", ylim=(0, 1.02))
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    panels[0].set_ylabel("share of steps")
-    panels[-1].legend(fontsize=5.5)
+    """Acceptance length by kind of prompt, a panel for each temperature; and over all kinds at the lowest one, the
+    share of steps that accept at least d drafts."""
+    temperatures = list(dict.fromkeys(row["temperature"] for row in rows))
+    figure, panels = _figure(len(temperatures) + 1)
+    names = list(dict.fromkeys((row["method"], row["settings"]) for row in rows))
+    width = 0.85 / len(names)
+    for number, (method, settings) in enumerate(names):
+        of_name = [row for row in rows if (row["method"], row["settings"]) == (method, settings)]
+        label, colour = f"{method}, {settings.split(',')[0]}", f"C{number}"
+        for axes, temperature in zip(panels, temperatures, strict=False):
+            found = [row for row in of_name if row["temperature"] == temperature and row["kind"] in KINDS]
+            places = [place + (number - len(names) / 2) * width for place in range(len(found))]
+            axes.bar(places, [row["accept_length"] for row in found], width, align="edge", color=colour, label=label)
+        accept = next(row["accept"] for row in of_name if row["kind"] == "all")
+        panels[-1].plot(range(1, len(accept) + 1), accept, marker="o", ms=3, color=colour)
+    for axes, temperature in zip(panels, temperatures, strict=False):
+        axes.set_xticks(range(len(KINDS)), list(KINDS.values()))
+        axes.set(title=f"temperature {temperature:g}", ylabel="tokens a step", ylim=(1, None))
+    panels[0].legend(fontsize=7)
+    panels[-1].set(
+        title=f"temperature {temperatures[0]:g}", xlabel="drafts accepted, at least", ylabel="share of steps"
+    )
+    panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
 
 
