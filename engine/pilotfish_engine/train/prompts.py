@@ -8,7 +8,8 @@ answer. A line that is not what it should be is counted under its reason and ski
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,16 @@ class Skipped:
 def _counted(lines: list[int]) -> str:
     named = ", ".join(map(str, lines[:NAMED])) + (", …" if len(lines) > NAMED else "")
     return f"{len(lines)} line{'s' if len(lines) > 1 else ''} ({named})"
+
+
+def set_apart(prompts: Sequence[Prompt], held_out: int, seed: int) -> tuple[list[Prompt], list[Prompt]]:
+    """So many that are held out, and those to train on, both in an order by the seed. What is asked on several lines is
+    never on both sides."""
+    order = list(prompts)
+    random.Random(seed).shuffle(order)
+    apart, others = order[:held_out], order[held_out:]
+    asked = {tuple(prompt.token_ids) for prompt in apart}
+    return apart, [prompt for prompt in others if tuple(prompt.token_ids) not in asked]
 
 
 class _BadLine(Exception):

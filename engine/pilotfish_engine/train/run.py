@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +28,7 @@ from pilotfish_engine.train.answers import TEMPERATURES, AnswerFile, generate
 from pilotfish_engine.train.head import HeadSizes, TrainedHead, initialise
 from pilotfish_engine.train.learning import CHAIN, Lesson, held_out
 from pilotfish_engine.train.progress import Progress, RunFolder
-from pilotfish_engine.train.prompts import Prompt, read_prompts
+from pilotfish_engine.train.prompts import Prompt, read_prompts, set_apart
 from pilotfish_engine.train.publish import draw, publish, write_card
 from pilotfish_engine.train.sequences import Answered, collate, cut_to, plan
 from pilotfish_engine.train.settings import TrainSettings
@@ -60,13 +59,19 @@ def train(settings: TrainSettings) -> Path:
     shape = read_shape(path)
     aux_layers = fit.aux_layers(shape)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for each new shape, and batches here have many
     dtype = resolve_dtype(settings.dtype, device)
     sizes = HeadSizes.beside(shape, min(settings.draft_vocab, shape.vocab_size))
     fit.check_memory(settings, shape, sizes, dtype, device)
     prompts, skipped = read_prompts(Path(settings.data), load_tokenizer(path), settings.max_length // 2)
     if skipped.lines:
         print(skipped, flush=True)
-    apart, others = _split(prompts, settings)
+    apart, others = set_apart(prompts, settings.held_out, settings.seed)
+    if not others:
+        raise UsageError(
+            f"--held-out is {settings.held_out}, and --data {settings.data} has {len(prompts)} usable lines; "
+            "fewer held out, or more lines, would work"
+        )
     folder = RunFolder(Path(settings.out))
     folder.claim(_identity(settings, path))
     answers = AnswerFile(folder.answers)
@@ -96,18 +101,6 @@ def _identity(settings: TrainSettings, path: Path) -> dict[str, Any]:
         "data": data,
         **settings.identity(),
     }
-
-
-def _split(prompts: Sequence[Prompt], settings: TrainSettings) -> tuple[list[Prompt], list[Prompt]]:
-    """Those held out, and those to train on, both in an order by the seed."""
-    order = list(prompts)
-    random.Random(settings.seed).shuffle(order)
-    if len(order) <= settings.held_out:
-        raise UsageError(
-            f"--held-out is {settings.held_out}, and --data {settings.data} has {len(order)} usable lines; "
-            "fewer held out, or more lines, would work"
-        )
-    return order[: settings.held_out], order[settings.held_out :]
 
 
 def _answered(

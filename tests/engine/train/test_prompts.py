@@ -11,7 +11,7 @@ import torch
 
 from pilotfish_engine.errors import UsageError
 from pilotfish_engine.tokenizer import Tokenizer, load
-from pilotfish_engine.train.prompts import Prompt, read_prompts
+from pilotfish_engine.train.prompts import Prompt, read_prompts, set_apart
 from pilotfish_engine.train.sequences import Answered, collate, cut_to, plan
 
 USER, ASSISTANT, END = 31, 32, 30
@@ -123,3 +123,15 @@ def test_long_sequences_are_cut_and_empty_ones_left_out() -> None:
     cut = cut_to([Answered(range(9), 3), Answered(range(4), 3), Answered(range(9), 6)], 7)
     assert [(len(one.token_ids), one.prompt_len) for one in cut] == [(7, 3)]
     assert torch.equal(collate(cut).tokens, torch.arange(7)[None])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_asked_twice_is_not_on_both_sides(seed: int) -> None:
+    prompts = [Prompt(line, [line % 6]) for line in range(1, 13)]
+    apart, others = set_apart(prompts, 3, seed)
+    assert len(apart) == 3
+    said = {tuple(prompt.token_ids) for prompt in apart}
+    assert others, "half of the lines at least are other prompts"
+    assert said.isdisjoint(tuple(prompt.token_ids) for prompt in others)
+    missing = {prompt.line for prompt in prompts} - {prompt.line for prompt in (*apart, *others)}
+    assert all((prompts[line - 1].token_ids[0],) in said for line in missing)
