@@ -29,7 +29,7 @@ SECTIONS: dict[str, Callable[[Run], list[Row]]] = {
 }
 MOST_ROWS = {"cpu": 16, "cuda": 256}
 PROMPTS = {"cpu": 6, "cuda": 80}  # of each kind
-TOKENS = {"cpu": 48, "cuda": 256}
+TOKENS = {"cpu": 32, "cuda": 256}
 
 
 def parse(arguments: Sequence[str], where: str) -> argparse.Namespace:

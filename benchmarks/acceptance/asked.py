@@ -21,7 +21,7 @@ KINDS = {"chat": "MT-bench", "code": "HumanEval", "sums": "GSM8K"}
 @dataclass(frozen=True)
 class Prompt:
     kind: str
-    token_ids: list[int]
+    token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Asked:
         for turn in zip_longest(*self.by_kind.values()):
             for kind, token_ids in zip(self.by_kind, turn, strict=True):
                 if token_ids is not None:
-                    yield Prompt(kind, token_ids)
+                    yield Prompt(kind, tuple(token_ids))
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps({**self.by_kind, "corpus": self.corpus}))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -128,6 +128,7 @@ class Counted:
             profile=None,
         )
         self._scheduler = Scheduler(worker, parts.chunk_size)
+        self._known: dict[Hashable, list[Watched]] = {}
 
     def follow(
         self,
@@ -137,20 +138,27 @@ class Counted:
         temperature: float,
         evenly: bool = True,
         at_once: int | None = None,
-    ) -> Iterator[Watched]:
+    ) -> list[Watched]:
         """Every decode step of the answers, of `tokens` tokens at most. evenly: as if each request ran alone; else with
-        the engine's own budget over the batch. at_once: requests that run together, all that there is room for."""
-        scheduler, self._listener.evenly = self._scheduler, evenly
-        scheduler.set_envelope(fixed(settings))
+        the engine's own budget over the batch. at_once: requests that run together, all that there is room for. What is
+        asked a second time is not run again."""
+        asked = (tuple(prompts), settings, tokens, temperature, evenly, at_once)
+        if asked not in self._known:
+            self._listener.evenly = evenly
+            self._scheduler.set_envelope(fixed(settings))
+            room = min(at_once or self._rows, self._rows)
+            self._known[asked] = list(self._steps(prompts, tokens, temperature, room))
+        return self._known[asked]
+
+    def _steps(self, prompts: Sequence[Prompt], tokens: int, temperature: float, room: int) -> Iterator[Watched]:
         waiting = list(enumerate(prompts))[::-1]
-        room = min(at_once or self._rows, self._rows)
-        while waiting or scheduler.has_work:
+        while waiting or self._scheduler.has_work:
             while waiting and room > 0:
                 number, prompt = waiting.pop()
                 params = SamplingParams(max_tokens=tokens, temperature=temperature, seed=number)
-                scheduler.submit(Submit(request_id=str(number), prompt=prompt.token_ids, params=params))
+                self._scheduler.submit(Submit(request_id=str(number), prompt=[*prompt.token_ids], params=params))
                 room -= 1
-            outputs = scheduler.step()
+            outputs = self._scheduler.step()
             room += sum(output.finish_reason is not None for output in outputs)
             drafted = self._listener.take()
             if drafted is not None:

@@ -53,26 +53,34 @@ def _methods(rows: Sequence[Row]) -> Figure:
 
 
 def _nodes(rows: Sequence[Row]) -> Figure:
-    return _lengths(rows, "topk", lambda topk: "chain" if topk == 1 else f"tree, topk {topk}", "verified nodes allowed")
-
-
-def _split(rows: Sequence[Row]) -> Figure:
-    trees = [row for row in rows if row["topk"] > 1]
-    return _lengths(trees, "split", lambda split: f"{split} budget", "nodes a request, 16 requests")
-
-
-def _lengths(rows: Sequence[Row], line: str, label: Callable[[object], str], xlabel: str) -> Figure:
     """A panel for each temperature: tokens a step by budget, two standard errors as bars."""
     temperatures = list(dict.fromkeys(row["temperature"] for row in rows))
     figure, panels = _figure(len(temperatures))
     for axes, temperature in zip(panels, temperatures, strict=True):
-        for value in dict.fromkeys(row[line] for row in rows):
-            found = [row for row in rows if row[line] == value and row["temperature"] == temperature]
+        for topk in dict.fromkeys(row["topk"] for row in rows):
+            found = [row for row in rows if row["topk"] == topk and row["temperature"] == temperature]
             budgets, lengths = [row["budget"] for row in found], [row["accept_length"] for row in found]
             errors = [2 * row["error"] for row in found]
-            axes.errorbar(budgets, lengths, errors, marker="o", ms=4, capsize=3, label=label(value))
-        axes.set(title=f"temperature {temperature:g}", xlabel=xlabel, ylabel="tokens a step")
+            label = "chain" if topk == 1 else f"tree, topk {topk}"
+            axes.errorbar(budgets, lengths, errors, marker="o", ms=4, capsize=3, label=label)
+        axes.set(title=f"temperature {temperature:g}", xlabel="nodes allowed, root included", ylabel="tokens a step")
         axes.legend(fontsize=8)
+    return figure
+
+
+def _split(rows: Sequence[Row]) -> Figure:
+    """What one budget for the batch gains a request and step, by shape and budget, two standard errors as bars."""
+    figure, (axes,) = _figure(1)
+    names = list(dict.fromkeys((row["shape"], row["budget"]) for row in rows))
+    for temperature in dict.fromkeys(row["temperature"] for row in rows):
+        found = [row for row in rows if row["temperature"] == temperature]
+        places = [names.index((row["shape"], row["budget"])) + temperature / 8 for row in found]
+        gains, errors = [row["gain"] for row in found], [2 * row["error"] for row in found]
+        axes.errorbar(places, gains, errors, fmt="o", ms=4, capsize=3, label=f"temperature {temperature:g}")
+    axes.axhline(0, color="0.7", lw=0.8)
+    axes.set_xticks(range(len(names)), [f"{shape}\n{budget} nodes" for shape, budget in names])
+    axes.set(ylabel="tokens a step more than split evenly")
+    axes.legend(fontsize=8)
     return figure
 
 

@@ -66,7 +66,7 @@ class Timed:
     def _begun(self, prompts: Sequence[Prompt], max_tokens: int) -> set[str]:
         for number, prompt in enumerate(prompts):
             params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-            self.scheduler.submit(Submit(request_id=str(number), prompt=prompt.token_ids, params=params))
+            self.scheduler.submit(Submit(request_id=str(number), prompt=[*prompt.token_ids], params=params))
         answered: set[str] = set()
         while len(answered) < len(prompts):
             answered |= {output.request_id for output in self.scheduler.step()}

@@ -12,6 +12,7 @@ import torch
 from benchmarks.acceptance.asked import Asked, Prompt, read
 from benchmarks.acceptance.calibration import bins, expected_error
 from benchmarks.acceptance.counting import COUNTED, Counted, Counts, own_best
+from benchmarks.acceptance.split import kept
 from pilotfish_engine.config import CapacityConfig, EngineConfig, ModelConfig, SpeculationConfig
 from pilotfish_engine.contract.speculation import Envelope, Settings
 from pilotfish_engine.engine import assemble
@@ -47,7 +48,7 @@ def asked() -> list[Prompt]:
     generator = torch.Generator().manual_seed(3)
     kinds = itertools.cycle(("chat", "code"))
     return [
-        Prompt(next(kinds), [0, 0, 0, *torch.randint(2, VOCAB, (5 + number,), generator=generator).tolist()])
+        Prompt(next(kinds), (0, 0, 0, *torch.randint(2, VOCAB, (5 + number,), generator=generator).tolist()))
         for number in range(4)
     ]
 
@@ -69,7 +70,7 @@ def test_a_batch_with_even_budgets_counts_what_each_request_counts_alone(engine,
     alone = Counts()
     for number, prompt in enumerate(asked):
         # the same seed as in the batch: a request's is its number
-        others = [Prompt("unused", [0, 2])] * number
+        others = [Prompt("unused", (0, 2))] * number
         for step in near.follow([*others, prompt], settings, 16, temperature, evenly=False, at_once=1):
             alone.add(step, prompt.kind)
     assert whole.lengths == alone.lengths == chat.lengths + code.lengths
@@ -98,6 +99,22 @@ def test_the_engine_s_own_budget_is_one_for_the_batch(engine, asked):
         assert {int(step.drafted.real.sum()) for step in steps} == {3 * (TREE.num_draft_tokens - 1)}
         promised[evenly] = float(steps[0].drafted.chance.sum())  # of the same tokens so far
     assert promised[False] > promised[True]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("evenly", [False, True])
+def test_what_a_budget_keeps_of_all_candidates_is_what_it_accepts(engine, asked, evenly, temperature):
+    """The first step of all requests, which every run begins with: all candidates verified, then cut, and cut first."""
+    near = engine("near")
+    everything = Settings(num_steps=3, topk=2, num_draft_tokens=11)
+    whole, once = (
+        near.follow(asked, settings, 16, temperature, even)[0].drafted
+        for settings, even in ((everything, True), (TREE, evenly))
+    )
+    assert len(once.committed) == 3
+    tokens, promised = kept(whole, TREE.num_draft_tokens, evenly)
+    assert tokens.tolist() == once.committed.tolist()
+    assert promised.tolist() == pytest.approx((1 + once.chance.sum(dim=1)).tolist(), rel=1e-4)
 
 
 def mass(candidates: Candidates, nodes: int, steps: int) -> tuple[float, int]:
@@ -149,7 +166,7 @@ def test_prompts_come_back_from_their_file(tmp_path):
     wanted = Asked({"chat": [[1, 2], [3]], "code": [[4]], "sums": []}, ["an answer"])
     wanted.write(tmp_path / "prompts.json")
     assert read(tmp_path / "prompts.json") == wanted
-    assert [(p.kind, p.token_ids) for p in wanted.mixed()] == [("chat", [1, 2]), ("code", [4]), ("chat", [3])]
+    assert [(p.kind, p.token_ids) for p in wanted.mixed()] == [("chat", (1, 2)), ("code", (4,)), ("chat", (3,))]
     assert list(wanted.first(1).mixed()) == list(wanted.mixed())[:2]
 
 
