@@ -44,7 +44,7 @@ def _methods(rows: Sequence[Row]) -> Figure:
     for axes, temperature in zip(panels, temperatures, strict=False):
         axes.set_xticks(range(len(KINDS)), list(KINDS.values()))
         axes.set(title=f"temperature {temperature:g}", ylabel="tokens a step", ylim=(1, None))
-    panels[0].legend(fontsize=7)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
     panels[-1].set(
         title=f"temperature {temperatures[0]:g}", xlabel="drafts accepted, at least", ylabel="share of steps"
     )
@@ -80,7 +80,7 @@ def _split(rows: Sequence[Row]) -> Figure:
     axes.axhline(0, color="0.7", lw=0.8)
     axes.set_xticks(range(len(names)), [f"{shape}\n{budget} nodes" for shape, budget in names])
     axes.set(ylabel="tokens a step more than split evenly")
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="upper right")
     return figure
 
 

@@ -7,6 +7,7 @@ tokens. Only steps in which all 16 run are counted.
 
 from __future__ import annotations
 
+from itertools import cycle, islice
 from statistics import fmean, stdev
 
 import torch
@@ -18,7 +19,7 @@ from pilotfish_engine.contract.speculation import Settings
 from pilotfish_engine.speculation.tree import ABSENT, Candidates, cut
 
 REQUESTS = 16
-MOST_PROMPTS = 4 * REQUESTS
+LEAST_PROMPTS, MOST_PROMPTS = 2 * REQUESTS, 4 * REQUESTS  # the last ones to come run with fewer beside them
 # what is verified, and the budgets that are then asked for: nodes a request, roots included
 SHAPES = {
     "chain": (Settings(num_steps=8, topk=1, num_draft_tokens=9), (3, 5)),
@@ -47,7 +48,7 @@ def run(given: Run) -> list[Row]:
         {"": -8, "T": 3, "shape": -6, "nodes": 5, "steps": 5, "even": 12, "global": 12, "gain": 14, "global/even": 11}
     )
     rows: list[Row] = []
-    prompts = given.prompts[:MOST_PROMPTS]
+    prompts = list(islice(cycle(given.prompts), min(max(LEAST_PROMPTS, len(given.prompts)), MOST_PROMPTS)))
     for method, engine in given.engines.counted(given.engines.drafting):
         for temperature in given.temperatures:
             for shape, (settings, budgets) in SHAPES.items():
