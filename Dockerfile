@@ -50,6 +50,7 @@ RUN python3 -m venv /opt/pilotfish \
 COPY pyproject.toml setup.py README.md LICENSE ./
 COPY engine engine
 COPY operator operator
+COPY examples/drafts examples/drafts
 RUN /opt/pilotfish/bin/pip install --no-cache-dir --no-build-isolation --no-deps .
 
 FROM ${ENGINE_IMAGE} AS engine

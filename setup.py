@@ -1,4 +1,4 @@
-"""Builds the C++ kernels; everything else about the distribution stands in pyproject.toml.
+"""Builds the C++ kernels and names the packages; everything else about the distribution stands in pyproject.toml.
 
 One source, three builds, chosen by the CPU at run time. Nothing links to an OpenMP library: GOMP_* resolve against the
 one that torch loads, so that the process has one pool of threads.
@@ -7,11 +7,12 @@ one that torch loads, so that the process has one pool of threads.
 import platform
 from pathlib import Path
 
-from setuptools import Extension, setup
+from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
 ENGINE = Path("engine/pilotfish_engine")
 KERNELS = ENGINE / "kernels" / "csrc"
+DRAFTS = Path("examples/drafts")
 NGRAM = ENGINE / "speculation" / "csrc" / "ngram.cpp"
 BASE = ["-std=c++17", "-O3", "-g0", "-fvisibility=hidden"]
 FLAGS = [*BASE, "-fopenmp", "-ffp-contract=fast", "-fno-math-errno", "-Wno-psabi", "-Wno-maybe-uninitialized"]
@@ -39,4 +40,13 @@ levels = LEVELS if platform.machine() in ("x86_64", "AMD64") else {"_cpu": []}
 modules = [extension(f"pilotfish_engine.kernels.{name}", sources, FLAGS + flags) for name, flags in levels.items()]
 if NGRAM.exists():
     modules.append(extension("pilotfish_engine.speculation._ngram", [NGRAM], BASE))
-setup(ext_modules=modules, cmdclass={"build_ext": BuildApart})
+packages = {name: f"{root}/{name.replace('.', '/')}" for root in ("engine", "operator") for name in find_packages(root)}
+if DRAFTS.exists():  # an operator's image has no use for it
+    packages["pilotfish_drafts"] = str(DRAFTS)
+setup(
+    packages=list(packages),
+    package_dir={name: folder for name, folder in packages.items() if "." not in name},
+    package_data={"": ["py.typed", "*.cpp"], "pilotfish_drafts": ["*/*", "*/training/*"]},
+    ext_modules=modules,
+    cmdclass={"build_ext": BuildApart},
+)

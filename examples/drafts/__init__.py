@@ -1,0 +1,1 @@
+"""Heads that come with Pilotfish: `package://pilotfish_drafts/NAME`, wherever it is installed."""
