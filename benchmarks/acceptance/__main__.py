@@ -28,8 +28,8 @@ SECTIONS: dict[str, Callable[[Run], list[Row]]] = {
     "speed": speed.run,
 }
 MOST_ROWS = {"cpu": 16, "cuda": 256}
-PROMPTS = {"cpu": 6, "cuda": 80}  # of each kind
-TOKENS = {"cpu": 32, "cuda": 256}
+PROMPTS = {"cpu": 3, "cuda": 80}  # of each kind
+TOKENS = {"cpu": 24, "cuda": 256}
 
 
 def parse(arguments: Sequence[str], where: str) -> argparse.Namespace:
