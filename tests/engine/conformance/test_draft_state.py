@@ -75,5 +75,7 @@ def test_what_would_be_drafted_is_what_a_fresh_prefill_would_draft(
     assert again.cached_tokens == 0
     expected_ids, expected_scores = drafted(fresh, num_steps, topk)
     assert token_ids.tolist() == expected_ids.tolist()
-    torch.testing.assert_close(scores, expected_scores, rtol=1e-3, atol=1e-3)
+    # a head that recurs over its own output makes 1e5 times of a rounding in four depths; a wrong row or feature is
+    # another distribution
+    torch.testing.assert_close(scores, expected_scores, rtol=1e-2, atol=1e-2)
     fresh.scheduler.abort(again.request_id)
