@@ -16,7 +16,7 @@ import openai
 
 from demo import screen
 
-# Talk: its next words are seldom copied from the text so far, so guessing them costs a busy server more than it saves.
+# Talk: its next words are harder to guess, and a busy server pays for every guess.
 PROMPTS = (
     "Explain in three sentences why the sea is salty.",
     "Tell a short story about a small fish and a large shark.",

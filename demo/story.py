@@ -20,7 +20,7 @@ MODEL = "smollm2"
 RELEASE, NAMESPACE = "pilotfish", "pilotfish-system"
 USERS = 24
 PERIOD = 1.0
-# Most of the answer stands in the question, which is where drafts copied from the text pay most.
+# Most of the answer stands in the question, so it is easy to guess.
 QUESTION = """Correct the spelling mistakes in this text and repeat it:
 
 A pilot fish is a small striped fish that swims beside sharks. It eats the parasites on the skin of the shark, and the \

@@ -19,6 +19,7 @@ from pilotfish_engine.source import resolve
 from pilotfish_engine.tokenizer import load
 
 MAX_TOKENS = 16
+HEAD = "package://pilotfish_drafts/smollm2-135m-eagle3"
 SHAPE = (
     "vocab_size",
     "hidden_size",
@@ -135,3 +136,9 @@ def test_a_draft_equal_to_the_target_is_always_accepted(real_prompts, plain_answ
     assert answers == [a for _, a in chosen]
     # 1 token from the prompt, then steps of 4: 15 tokens are 3 whole steps and 3 of the last one's 4
     assert accepted == 1.0
+
+
+def test_the_head_that_comes_with_pilotfish_changes_no_token(real_prompts, plain_answers):
+    answers, accepted = generate("Auto", HEAD, envelope(4, 1, 5), real_prompts)
+    assert answers == plain_answers
+    assert accepted > 0.2
