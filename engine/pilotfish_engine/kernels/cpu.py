@@ -18,7 +18,8 @@ from pilotfish_engine.worker.inputs import ForwardInputs
 
 BUILDS = {"DEFAULT": "_cpu", "NO AVX": "_cpu", "AVX2": "_cpu_v3", "AVX512": "_cpu_v4"}
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-MAX_TOKENS = {torch.float32: 64, torch.bfloat16: 256}  # beyond, the library's product is faster
+WIDE = torch.backends.cpu.get_cpu_capability() == "AVX512"
+MAX_TOKENS = {torch.float32: 64 if WIDE else 256, torch.bfloat16: 256}  # beyond, the library's product is faster
 OUTPUTS = 4  # a matrix must have a multiple of it of rows, and of LANES of columns
 LANES = 16  # the attention kernel takes head dimensions that are multiples of it,
 MAX_DIM = 512

@@ -10,40 +10,73 @@
 
 namespace {
 
-#ifdef __AVX512F__
-constexpr int TOKENS = 6;  // of a block: OUTPUTS × TOKENS sums are held in registers
-#else
-constexpr int TOKENS = 3;
-#endif
+// A block holds OUTPUTS × TOKENS sums, and the tokens' inputs, in registers: 32 of 16 floats, else 16 of 8.
 constexpr int OUTPUTS = 4;
 
+#ifdef __AVX512F__
+constexpr int TOKENS = 6, WIDTH = 16;
+using Wide = f32x16;
+
 // Lane j of each quarter: the sum of that quarter's lanes of v[j]; then of all quarters.
-INLINE void sum4(const f32x16 (&v)[OUTPUTS], float* to) {
-    f32x16 low = __builtin_shuffle(v[0], v[1], i32x16{0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29}) +
-                 __builtin_shuffle(v[0], v[1], i32x16{2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31});
-    f32x16 high = __builtin_shuffle(v[2], v[3], i32x16{0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29}) +
-                  __builtin_shuffle(v[2], v[3], i32x16{2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31});
-    f32x16 all = __builtin_shuffle(low, high, i32x16{0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29}) +
-                 __builtin_shuffle(low, high, i32x16{2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31});
+INLINE void sum4(const Wide (&v)[OUTPUTS], float* to) {
+    Wide low = __builtin_shuffle(v[0], v[1], i32x16{0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29}) +
+               __builtin_shuffle(v[0], v[1], i32x16{2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31});
+    Wide high = __builtin_shuffle(v[2], v[3], i32x16{0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29}) +
+                __builtin_shuffle(v[2], v[3], i32x16{2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31});
+    Wide all = __builtin_shuffle(low, high, i32x16{0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29}) +
+               __builtin_shuffle(low, high, i32x16{2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31});
     all += __builtin_shuffle(all, i32x16{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7});
     all += __builtin_shuffle(all, i32x16{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11});
     std::memcpy(to, &all, OUTPUTS * sizeof(float));
 }
 
+template <class T>
+INLINE Wide read(const T* from) {
+    return load(from);
+}
+#else
+constexpr int TOKENS = 3, WIDTH = 8;
+using Wide = float __attribute__((vector_size(32)));
+using i32x8 = int32_t __attribute__((vector_size(32)));
+using u32x8 = uint32_t __attribute__((vector_size(32)));
+using u16x8 = uint16_t __attribute__((vector_size(16)));
+
+// As above, of halves.
+INLINE void sum4(const Wide (&v)[OUTPUTS], float* to) {
+    Wide low = __builtin_shuffle(v[0], v[1], i32x8{0, 8, 1, 9, 4, 12, 5, 13}) +
+               __builtin_shuffle(v[0], v[1], i32x8{2, 10, 3, 11, 6, 14, 7, 15});
+    Wide high = __builtin_shuffle(v[2], v[3], i32x8{0, 8, 1, 9, 4, 12, 5, 13}) +
+                __builtin_shuffle(v[2], v[3], i32x8{2, 10, 3, 11, 6, 14, 7, 15});
+    Wide all = __builtin_shuffle(low, high, i32x8{0, 1, 8, 9, 4, 5, 12, 13}) +
+               __builtin_shuffle(low, high, i32x8{2, 3, 10, 11, 6, 7, 14, 15});
+    all += __builtin_shuffle(all, i32x8{4, 5, 6, 7, 0, 1, 2, 3});
+    std::memcpy(to, &all, OUTPUTS * sizeof(float));
+}
+
+INLINE Wide read(const float* from) {
+    Wide v;
+    std::memcpy(&v, from, sizeof(v));
+    return v;
+}
+INLINE Wide read(const bfloat16* from) {
+    u16x8 half;
+    std::memcpy(&half, from, sizeof(half));
+    return bit_cast<Wide>(__builtin_convertvector(half, u32x8) << 16);
+}
+#endif
+
 template <int ROWS, class T, class Out>
 INLINE void block(const Product<T, Out>& p, const float* x, int64_t token, int64_t output) {
-    f32x16 acc[ROWS][OUTPUTS] = {};
+    Wide acc[ROWS][OUTPUTS] = {};
     const T* weight = p.weight + output * p.inputs;
-    for (int64_t i = 0; i < p.inputs; i += LANES) {
-        f32x16 w[OUTPUTS];
+    for (int64_t i = 0; i < p.inputs; i += WIDTH) {
+        Wide values[ROWS];
+        for (int r = 0; r < ROWS; r++) values[r] = read(x + (token + r) * p.inputs + i);
         for (int n = 0; n < OUTPUTS; n++) {
             const T* at = weight + n * p.inputs + i;
-            w[n] = load(at);
+            Wide w = read(at);
             if (token == 0) __builtin_prefetch(at + OUTPUTS * p.inputs, 0, 2);
-        }
-        for (int r = 0; r < ROWS; r++) {
-            f32x16 value = load(x + (token + r) * p.inputs + i);
-            for (int n = 0; n < OUTPUTS; n++) acc[r][n] += w[n] * value;
+            for (int r = 0; r < ROWS; r++) acc[r][n] += w * values[r];
         }
     }
     for (int r = 0; r < ROWS; r++) {
