@@ -20,7 +20,7 @@ NATIVE := $(wildcard setup.py) $(sort $(shell find engine -name '*.cpp' -o -name
 ENVIRONMENT := $(VENV)/stamp/environment-$(call sum,requirements/tools.txt requirements/dev.txt requirements/data.txt)
 PROJECT := $(VENV)/stamp/project-$(call sum,pyproject.toml $(NATIVE))
 
-TYPED := engine operator sandbox demo benchmarks charts tests
+TYPED := engine operator sandbox demo benchmarks charts examples tests
 # A core each for the files of the first; of the others one needs both, the rest have a cluster and find nobody beside it.
 REAL := tests/engine/test_real_model.py
 BESIDE := tests/contract tests/house tests/engine --ignore=$(REAL)
