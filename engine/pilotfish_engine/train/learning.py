@@ -51,13 +51,12 @@ class Lesson:
         hidden, features = self.teacher.read(batch.tokens)
         # row i + s is of the token that root i drafts at step s
         wanted = functional.pad(self.teacher.probabilities(hidden[batch.roots + 1]), (0, 0, 0, self.steps))
-        at = torch.arange(len(batch.roots), device=wanted.device)
         total = hidden.new_zeros((), dtype=torch.float32)
         weights = [DECAY**step for step in range(self.steps)]
         with self._precision():
             for step, (out, weight) in enumerate(zip(self._unrolled(batch, features), weights, strict=True)):
                 logits = self.head.lm_head(out.flatten(0, 1)[batch.roots]).float()
-                part = functional.cross_entropy(logits, wanted[at + step].float(), reduction="none")
+                part = functional.cross_entropy(logits, wanted[step : step + len(logits)].float(), reduction="none")
                 total = total + weight * part.masked_fill(batch.left <= step, 0).sum()
         return total / (len(batch.roots) * sum(weights))
 
