@@ -112,8 +112,8 @@ def test_the_same_seed_and_a_kill_in_between_give_the_same_weights(
     command = [sys.executable, "-m", "pilotfish_engine.cli", "train-draft", str(target_folder), "--data"]
     command += [str(prompts_file), "--out", str(out), *SEED_AND_SIZE, "--dtype", "float32", "--save-seconds", "0"]
     process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())})
-    state, ends = out / "training/state.safetensors", time.monotonic() + 240
-    while not (state.exists() and len(curve(out)) >= 3):
+    state, points, ends = out / "training/state.safetensors", out / "training/curve.json", time.monotonic() + 240
+    while not (state.exists() and points.exists() and len(curve(out)) >= 3):  # the curve is written behind the state
         assert process.poll() is None, "it ended before it could be killed"
         assert time.monotonic() < ends
         time.sleep(0.01)
