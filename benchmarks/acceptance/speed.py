@@ -26,7 +26,7 @@ from pilotfish_engine.scheduler.scheduler import Scheduler
 
 LEVELS = {"cpu": (1, 2, 4, 8, 16), "cuda": (1, 2, 4, 8, 16, 32, 64, 128, 256)}
 ROUNDS = 3
-SOLO = 3  # prompts that are run one after another where one runs at once
+SOLO = {"cpu": 3, "cuda": 24}  # prompts that are run one after another where one runs at once
 MOST_TOKENS = 128  # of an answer
 ENVELOPE = Envelope(**TREE.model_dump(), tuning="Adaptive", disable_threshold="Auto")
 SETTINGS = {
@@ -93,7 +93,7 @@ def run(given: Run) -> list[Row]:
     table = Table({"at once": 7, "plain": 8} | dict.fromkeys(list(SETTINGS)[1:], 15) | {"adaptive runs": -13})
     rows: list[Row] = []
     for level in levels:
-        groups = [prompts[:level]] if level > 1 else [[prompt] for prompt in prompts[:SOLO]]
+        groups = [prompts[:level]] if level > 1 else [[prompt] for prompt in prompts[: SOLO[where]]]
         rates: dict[str, list[float]] = {name: [] for name in SETTINGS}
         for turn in range(ROUNDS):
             for name, update in SETTINGS.items():

@@ -24,6 +24,11 @@ def started(parts, num_steps, topk, temperature):
         harness.submit(prompt, max_tokens=60, ignore_eos=True, temperature=temperature, seed=7)
     harness.scheduler._admit()
     harness.scheduler._extend()
+    reserve = STEPS * (num_steps + 1) + parts.worker.reserve_tokens  # as each decode step does for itself
+    for request in harness.scheduler._decoding():
+        added = harness.scheduler._grow(request, reserve)
+        if added is not None:
+            parts.step.state.append_pages(added.row, added.first, added.pages)
     return parts.step.state
 
 
@@ -43,6 +48,7 @@ def test_a_step_is_one_graph(engine, method, draft, num_steps, topk, temperature
             eager.append((result.next_token_ids.tolist(), result.accept_lens.tolist()))
         started(parts, num_steps, topk, temperature)
         side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             parts.step(rows, ROWS, settings)  # warm-up: libraries make their workspaces
         torch.cuda.synchronize()

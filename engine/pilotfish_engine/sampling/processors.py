@@ -106,6 +106,13 @@ class Processors:
             logits = bounded
         return logits
 
+    def traits(self, host_rows: Sequence[int]) -> tuple[bool, bool, bool]:
+        """What some row of these asks for: bias, penalties, a minimum length."""
+        biased, penalised, bounded = (
+            self._any(flags, host_rows) for flags in (self._biased, self._penalised, self._bounded)
+        )
+        return biased, penalised, bounded
+
     def penalised(self, host_rows: Sequence[int]) -> bool:
         """Whether a row of these has a penalty: `apply` then needs the paths."""
         return self._any(self._penalised, host_rows)

@@ -60,8 +60,12 @@ class DFlashProposer:
         inputs = over_spans(self._state, host_rows, [c.start for c in chunks], [c.end for c in chunks])
         self._draft.write_context(_features(target), inputs.positions, inputs.slots, self.kv)
 
+    def prepare(self, rows: Tensor, host_rows: Sequence[int], settings: Settings) -> None:
+        unread = self._unread.due(rows, host_rows, settings.num_steps)
+        if unread is not None:
+            self._write_last(rows, *unread)
+
     def propose(self, rows: Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:
-        self._catch_up(rows, host_rows)
         batch, steps, k = len(host_rows), settings.num_steps, settings.topk
         logits = self.block_logits(rows, steps).flatten(0, 1)
         to_come = self._state.seq_lens[rows].unsqueeze(1) + 1 + torch.arange(steps, device=rows.device)
@@ -82,8 +86,7 @@ class DFlashProposer:
         self._write_last(rows, verdict.accept_lens, _features(target)[verdict.flat])
 
     def skipped(self, rows: Tensor, host_rows: Sequence[int], target: TargetHidden) -> None:
-        if self._unread.keep(rows, host_rows, _features(target)):
-            self._catch_up(rows, host_rows)
+        self._unread.keep(rows, _features(target))
 
     def block_logits(self, rows: Tensor, num_steps: int) -> Tensor:
         """Of the `num_steps` tokens after each row's last known one, float32 [B, num_steps, draft vocabulary]."""
@@ -103,11 +106,6 @@ class DFlashProposer:
         hidden, _ = self._draft.decoder.forward(inputs, self.kv)
         masks = hidden.view(batch, width, -1)[:, 1:].contiguous().flatten(0, 1)
         return self._draft.decoder.logits(masks).view(batch, num_steps, -1)
-
-    def _catch_up(self, rows: Tensor, host_rows: Sequence[int]) -> None:
-        unread = self._unread.take(rows, host_rows)
-        if unread is not None:
-            self._write_last(rows, *unread)
 
     def _write_last(self, rows: Tensor, counts: Tensor, features: Tensor) -> None:
         """The last counts[i] ≤ D committed positions of each row (int64 [B]) become context; features: [B, D,

@@ -80,8 +80,12 @@ class MultiLayerProposer:
             if out.shape[0] > 0:
                 self._carry[-1, chunk.row] = out[-1]
 
+    def prepare(self, rows: Tensor, host_rows: Sequence[int], settings: Settings) -> None:
+        unread = self._unread.due(rows, host_rows, settings.num_steps)
+        if unread is not None:
+            self._advance(rows, *unread)
+
     def propose(self, rows: Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:
-        self._catch_up(rows, host_rows)
         known = self._state.seq_lens[rows]
         last = self._carry[0, rows]
         read = last.unsqueeze(1)  # [B, n, H]: what the next head reads
@@ -105,13 +109,7 @@ class MultiLayerProposer:
         self._advance(rows, verdict.accept_lens, target.hidden[verdict.flat])
 
     def skipped(self, rows: Tensor, host_rows: Sequence[int], target: TargetHidden) -> None:
-        if self._unread.keep(rows, host_rows, target.hidden):
-            self._catch_up(rows, host_rows)
-
-    def _catch_up(self, rows: Tensor, host_rows: Sequence[int]) -> None:
-        unread = self._unread.take(rows, host_rows)
-        if unread is not None:
-            self._advance(rows, *unread)
+        self._unread.keep(rows, target.hidden)
 
     def _advance(self, rows: Tensor, counts: Tensor, hidden: Tensor) -> None:
         """The heads read the last counts[i] ≤ W committed tokens of each row (int64 [B]), 0 leaving it as it is.

@@ -39,6 +39,9 @@ class NgramProposer:
     def extend(self, chunks: Sequence[Chunk], target: TargetHidden) -> None:
         pass
 
+    def prepare(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> None:
+        pass
+
     def propose(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:
         drafts = ngram_matcher.drafts if self._on_cpu else ngram_tensors.drafts
         state = self._state

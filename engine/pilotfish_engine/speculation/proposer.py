@@ -50,6 +50,11 @@ class Proposer(Protocol):
         """Prompt chunks went through the target. The token after each chunk is known by now."""
         ...
 
+    def prepare(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> None:
+        """Before each step, what the host must plan for it. From here to the step's end the method is tensor code that
+        a CUDA graph may hold: it keeps nothing on the host, and does the same for other rows."""
+        ...
+
     def propose(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates: ...
 
     def accepted(
@@ -59,7 +64,8 @@ class Proposer(Protocol):
         ...
 
     def skipped(self, rows: torch.Tensor, host_rows: Sequence[int], target: TargetHidden) -> None:
-        """A plain step was committed: one token a row. The method may catch up later, but before it proposes."""
+        """A plain step was committed: one token a row. The method may catch up in a later `prepare`, but before it
+        proposes."""
         ...
 
     def reusable_len(self, row: int, seq_len: int) -> int:

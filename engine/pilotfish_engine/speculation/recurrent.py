@@ -92,8 +92,12 @@ class RecurrentProposer:
         out, hidden = self._head.forward(self._head.combine(self._head.features(target)), inputs, self.kv)
         self._keep_best(self._state.row_index(host_rows), host_rows, out, hidden)
 
+    def prepare(self, rows: Tensor, host_rows: Sequence[int], settings: Settings) -> None:
+        unread = self._unread.due(rows, host_rows, settings.num_steps)
+        if unread is not None:
+            self._read_last(rows, host_rows, *unread)
+
     def propose(self, rows: Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:
-        self._catch_up(rows, host_rows)
         k = settings.topk
         first = self._state.seq_lens[rows]
         recurring = self._hidden[rows].unsqueeze(1)  # [B, nodes of the depth before, H]
@@ -117,13 +121,7 @@ class RecurrentProposer:
         self._read_last(rows, host_rows, verdict.accept_lens, features)
 
     def skipped(self, rows: Tensor, host_rows: Sequence[int], target: TargetHidden) -> None:
-        if self._unread.keep(rows, host_rows, self._head.features(target)):
-            self._catch_up(rows, host_rows)
-
-    def _catch_up(self, rows: Tensor, host_rows: Sequence[int]) -> None:
-        unread = self._unread.take(rows, host_rows)
-        if unread is not None:
-            self._read_last(rows, host_rows, *unread)
+        self._unread.keep(rows, self._head.features(target))
 
     def _read_last(self, rows: Tensor, host_rows: Sequence[int], counts: Tensor, features: Tensor) -> None:
         """The head reads the last counts[i] ≤ D positions of each row (int64 [B]); features: [B, D, feature_size], of

@@ -61,8 +61,13 @@ class StandaloneProposer:
         for chunk in chunks:
             self._ahead[chunk.row] = not chunk.last
 
+    def prepare(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> None:
+        unread = self._unread.due(rows, host_rows, settings.num_steps)
+        if unread is not None:
+            counts, features = unread
+            self._read_last(rows, host_rows, counts, features.shape[1])
+
     def propose(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:
-        self._catch_up(rows, host_rows)
         k = settings.topk
         first = self._state.seq_lens[rows] + 1
 
@@ -81,14 +86,7 @@ class StandaloneProposer:
         self._read_last(rows, host_rows, verdict.accept_lens, verdict.path.shape[1])
 
     def skipped(self, rows: torch.Tensor, host_rows: Sequence[int], target: TargetHidden) -> None:
-        if self._unread.keep(rows, host_rows, target.hidden[:, :0]):
-            self._catch_up(rows, host_rows)
-
-    def _catch_up(self, rows: torch.Tensor, host_rows: Sequence[int]) -> None:
-        unread = self._unread.take(rows, host_rows)
-        if unread is not None:
-            counts, features = unread
-            self._read_last(rows, host_rows, counts, features.shape[1])
+        self._unread.keep(rows, target.hidden[:, :0])
 
     def _read_last(self, rows: torch.Tensor, host_rows: Sequence[int], counts: torch.Tensor, width: int) -> None:
         """The draft reads the last counts[i] ≤ width known tokens of each row (int64 [B]); 0 leaves a row as it is."""

@@ -47,7 +47,18 @@ class Step:
     ranks: Agreement | None = None
 
     def __call__(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> StepResult:
-        """rows: int64 [B] on the device, `host_rows` the same on the host, which knows of them what needs no copy."""
+        """rows: int64 [B] on the device, `host_rows` the same on the host, which knows of them what needs no copy. A
+        row of padding may occur several times."""
+        self.prepare(rows, host_rows, settings)
+        return self.run(rows, host_rows, settings)
+
+    def prepare(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> None:
+        """The host's turn before a step."""
+        if self.proposer is not None:
+            self.proposer.prepare(rows, host_rows, settings)
+
+    def run(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> StepResult:
+        """The step itself: the same work for all rows of which `state.traits` are the same."""
         tree = self.draft(rows, host_rows, settings)
         allowed = self._allowed(host_rows, tree)
         target_ids, hidden, logits = self.target_pass(rows, host_rows, tree, settings.num_steps, allowed)
@@ -83,6 +94,7 @@ class Step:
             )
         if settings.topk == 1:
             candidates = candidates.as_chain()
+        candidates = candidates.only(rows != self.state.padding_row)
         return cut(root_ids, candidates, settings.num_draft_tokens, settings.num_steps)
 
     def _allowed(self, host_rows: Sequence[int], tree: DraftTree) -> torch.Tensor | None:

@@ -7,7 +7,7 @@ found.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -44,6 +44,10 @@ class Candidates:
         count = self.token_ids.shape[1]
         parents = torch.arange(-1, count - 1, device=self.token_ids.device).expand_as(self.token_ids)
         return Candidates(self.token_ids, parents, self.scores.cummin(dim=1).values)
+
+    def only(self, wanted: torch.Tensor) -> Candidates:
+        """wanted: bool [B]; of other requests nothing is offered, so that the batch's budget is for these."""
+        return replace(self, scores=torch.where(wanted.unsqueeze(1), self.scores, ABSENT))
 
     def agreed(self, ranks: Agreement) -> Candidates:
         bits = self.scores.contiguous().view(torch.int32).to(torch.int64)

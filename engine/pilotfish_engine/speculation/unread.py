@@ -1,7 +1,7 @@
 """What plain steps leave for a draft to read later: how many tokens of each row, and the target's features of each.
 
 They are read together (draft-extend) every CATCH_UP plain steps, or before a row is drafted for again. The counts stand
-on the host, which plans by them, and on the device, so that a step copies nothing.
+on the host, which plans by them before a step, and on the device, so that a step copies nothing.
 """
 
 from __future__ import annotations
@@ -33,20 +33,23 @@ class Unread:
     def lag(self, row: int) -> int:
         return self._lag[row]
 
-    def keep(self, rows: Tensor, host_rows: Sequence[int], features: Tensor) -> bool:
-        """After a plain step was committed; features: [B, feature_size]. True: a row has no place left, read now."""
+    def due(self, rows: Tensor, host_rows: Sequence[int], num_steps: int) -> tuple[Tensor, Tensor] | None:
+        """Before a step: what is to be read first, as it drafts or a row has no place for one more token. counts int64
+        [B] and features [B, W, feature_size], of which the first counts[i] are unread and in order, the rest padding;
+        from here on they are read. None: nothing now."""
+        lag = max(self._lag[row] for row in host_rows)
+        unread = self._take(rows, host_rows, lag) if lag == CATCH_UP or (lag > 0 and num_steps > 0) else None
+        if num_steps == 0:
+            for row in host_rows:
+                self._lag[row] += 1
+        return unread
+
+    def keep(self, rows: Tensor, features: Tensor) -> None:
+        """After a plain step was committed; features: [B, feature_size]."""
         self._features[rows, (self._state.seq_lens[rows] - 1) % CATCH_UP] = features
         self._counts[rows] += 1
-        for row in host_rows:
-            self._lag[row] += 1
-        return max(self._lag[row] for row in host_rows) >= CATCH_UP
 
-    def take(self, rows: Tensor, host_rows: Sequence[int]) -> tuple[Tensor, Tensor] | None:
-        """counts int64 [B] and features [B, W, feature_size], of which the first counts[i] are unread and in order, the
-        rest padding; from here on they are read. None: nothing is unread."""
-        width = max(self._lag[row] for row in host_rows)
-        if width == 0:
-            return None
+    def _take(self, rows: Tensor, host_rows: Sequence[int], width: int) -> tuple[Tensor, Tensor]:
         counts = self._counts[rows]
         at = (self._state.seq_lens[rows] - counts).unsqueeze(1) + torch.arange(width, device=rows.device)
         features = self._features[rows.unsqueeze(1), at % CATCH_UP]

@@ -16,6 +16,9 @@ from pilotfish_engine.speculation.proposer import TargetHidden
 from pilotfish_engine.speculation.step import Step
 from pilotfish_engine.speculation.tree import Candidates, DraftTree, cut
 from pilotfish_engine.speculation.verify import Verdict
+from pilotfish_engine.worker.graphs import CudaRecorder
+
+Run = Callable[[torch.Tensor, Sequence[int]], object]  # over rows, int64 [B] on the device and the same on the host
 
 REPEATS = 4
 ENOUGH_MS = 150.0  # no more repeats after this long: the longer a pass, the less it varies
@@ -43,6 +46,7 @@ class _Bench:
         state = step.state
         pages = torch.arange(state.page_table.numel(), device=state.device) % num_pages + 1
         state.page_table.copy_(pages.view_as(state.page_table))
+        self.record = CudaRecorder() if state.device.type == "cuda" and step.ranks is None else None
 
     def restore(self) -> None:
         state = self.step.state
@@ -84,15 +88,14 @@ class _Bench:
                 break
         return table
 
-    def _step_of(self, settings: Settings) -> Callable[[list[int]], object]:
-        return lambda rows: self.step(self.step.state.row_index(rows), rows, settings)
+    def _step_of(self, settings: Settings) -> Run:
+        return lambda rows, host_rows: self.step.run(rows, host_rows, settings)
 
-    def _pass_over(self, width: int) -> Callable[[list[int]], object]:
+    def _pass_over(self, width: int) -> Run:
         """A target pass over `width` nodes a row, as a chain."""
         step = self.step
 
-        def run(host_rows: list[int]) -> object:
-            rows = step.state.row_index(host_rows)
+        def run(rows: torch.Tensor, host_rows: Sequence[int]) -> object:
             root = step.draft(rows, host_rows, PLAIN)
             tree = root if width == 1 else _chain(root.token_ids[:, 0], width)
             return step.target_pass(rows, host_rows, tree, width - 1)
@@ -113,17 +116,16 @@ class _Bench:
                 break
         return draft, extend
 
-    def _propose(self, settings: Settings) -> Callable[[list[int]], object]:
-        return lambda rows: self.step.draft(self.step.state.row_index(rows), rows, settings)
+    def _propose(self, settings: Settings) -> Run:
+        return lambda rows, host_rows: self.step.draft(rows, host_rows, settings)
 
-    def _advance(self, settings: Settings) -> Callable[[list[int]], None]:
+    def _advance(self, settings: Settings) -> Run:
         """The draft-extend after a step in which every row had all its drafts accepted."""
         step, nodes = self.step, settings.num_steps + 1
         assert step.proposer is not None, "only a method that drafts has a draft-extend"
         proposer = step.proposer
 
-        def run(host_rows: list[int]) -> None:
-            rows = step.state.row_index(host_rows)
+        def run(rows: torch.Tensor, host_rows: Sequence[int]) -> None:
             zeros = torch.zeros(len(host_rows), nodes, dtype=torch.int64, device=rows.device)
             hidden = torch.zeros(
                 len(host_rows) * nodes, step.target.shape.hidden_size, dtype=step.target.dtype, device=rows.device
@@ -144,14 +146,26 @@ class _Bench:
         far = self._time(batch, self._pass_over(1), context=long)
         return max(0.0, (far - near) / (batch * (long - CONTEXT)))
 
-    def _time(self, batch: int, run: Callable[[list[int]], object], context: int = CONTEXT) -> float:
-        """Least milliseconds of `run` over the first `batch` rows: what disturbs a measurement only adds to it."""
-        state, rows = self.step.state, list(range(batch))
+    def _time(self, batch: int, run: Run, context: int = CONTEXT) -> float:
+        """Least milliseconds of `run` over the first `batch` rows: what disturbs a measurement only adds to it. On a
+        GPU of a recorded graph, as a step is run there."""
+        state, host_rows = self.step.state, list(range(batch))
+        rows = state.row_index(host_rows)
         times: list[float] = []
+
+        def again() -> object:
+            return run(rows, host_rows)
+
+        if self.record is not None:
+            state.seq_lens.fill_(min(context, state.length // 2))
+            again()  # loads its kernels
+            again = self.record(again)
         while len(times) < 2 or (len(times) < REPEATS and sum(times) < ENOUGH_MS):
             state.seq_lens.fill_(min(context, state.length // 2))
+            if state.device.type == "cuda":
+                torch.cuda.synchronize()
             begun = time.perf_counter()
-            run(rows)
+            again()
             if state.device.type == "cuda":
                 torch.cuda.synchronize()
             times.append(self._agreed((time.perf_counter() - begun) * 1e3))

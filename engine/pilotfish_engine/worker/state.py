@@ -58,6 +58,26 @@ class RequestState:
         self._processors = Processors(rows, vocab_size, device)
         self.grammars = GrammarRows(vocab_size, device)
 
+    @property
+    def padding_row(self) -> int:
+        """No request's: steps over padding read and write it, and its pages are the scratch page."""
+        return self.seq_lens.shape[0] - 1
+
+    def clear_padding(self) -> None:
+        self.seq_lens[self.padding_row :].zero_()
+
+    def traits(self, host_rows: Sequence[int]) -> tuple[bool, ...] | None:
+        """What decides of the rows, beside their number, which code a step runs. None: a grammar's masks, which the
+        host makes within the step."""
+        if self.grammars.guides(host_rows):
+            return None
+        flags = (self._filtered, self._scored)
+        return (
+            all(self._greedy[row] for row in host_rows),
+            *(any(flag[row] for row in host_rows) for flag in flags),
+            *self._processors.traits(host_rows),
+        )
+
     def admit(self, admission: Admission) -> None:
         """Raises RequestError on parameters that cannot be."""
         row, params = admission.row, admission.params

@@ -28,6 +28,7 @@ from pilotfish_engine.types import (
     SpeculationReport,
     WorkerLimits,
 )
+from pilotfish_engine.worker.graphs import StepGraphs
 from pilotfish_engine.worker.passes import last_places, over_spans
 
 SCORED_AT_ONCE = 64  # tokens of a prompt
@@ -44,7 +45,8 @@ class _HostArray:
 
 
 class TargetWorker:
-    """One step function, one controller, one state. `trees`: the method can use topk above 1."""
+    """One step function, one controller, one state. `trees`: the method can use topk above 1. decode: runs the step's
+    decode steps where it is not to run them itself."""
 
     def __init__(
         self,
@@ -55,8 +57,10 @@ class TargetWorker:
         trees: bool,
         profile: CostProfile | None,
         clock: Callable[[], float] = time.perf_counter,
+        decode: StepGraphs | None = None,
     ) -> None:
         self._step = step
+        self._run_step = decode or step
         self._controller = controller
         self._limits = limits
         self._method = method
@@ -139,9 +143,11 @@ class TargetWorker:
 
     def _decode(self, host_rows: Sequence[int], context_tokens: int, settings: Settings) -> GenerationBatchResult:
         begun = self._clock()
-        result = self._step(self._step.state.row_index(host_rows), host_rows, settings)
-        next_token_ids = result.next_token_ids.tolist()  # the one copy of the result; waits for the step
-        accept_lens, draft_lens = result.accept_lens.tolist(), result.draft_lens.tolist()
+        result = self._run_step(self._step.state.row_index(host_rows), host_rows, settings)
+        # the one copy of the result; waits for the step
+        copied = torch.cat([result.accept_lens, result.draft_lens, result.next_token_ids]).tolist()
+        batch = len(host_rows)
+        accept_lens, draft_lens, next_token_ids = copied[:batch], copied[batch : 2 * batch], copied[2 * batch :]
         logprobs = None if result.logprobs is None else _on_host(result.logprobs)
         step_ms = (self._clock() - begun) * 1e3
         self._controller.observe(settings, context_tokens, accept_lens, step_ms)

@@ -60,6 +60,9 @@ class ToyProposer:
     def extend(self, chunks: Sequence[Chunk], target: TargetHidden) -> None:
         self._look_at(target, sum(chunk.end - chunk.start for chunk in chunks))
 
+    def prepare(self, rows: Tensor, host_rows: Sequence[int], settings: Settings) -> None:
+        pass
+
     def propose(self, rows: Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:
         last = self._state.tokens[rows].gather(1, self._state.seq_lens[rows].unsqueeze(1)).squeeze(1)
         k = settings.topk

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pilotfish_engine.contract.speculation import Settings
+from pilotfish_engine.contract.speculation import PLAIN, Settings
 from pilotfish_engine.kernels import reference
 from pilotfish_engine.messages import SamplingParams
 from pilotfish_engine.model.decoder import Decoder
@@ -143,6 +143,7 @@ class Run:
 
     def propose(self, rows: Sequence[int], num_steps: int) -> None:
         settings = Settings(num_steps=num_steps, topk=1, num_draft_tokens=num_steps + 1)
+        self.proposer.prepare(self.state.row_index(rows), rows, settings)
         found = self.proposer.propose(self.state.row_index(rows), rows, settings)
         assert found.parents.tolist() == [list(range(-1, num_steps - 1))] * len(rows)
         for i, row in enumerate(rows):
@@ -153,6 +154,8 @@ class Run:
     def commit(self, rows: Sequence[int], counts: Sequence[int], num_steps: int) -> None:
         """A step in which row i commits counts[i] ≤ num_steps + 1 tokens; num_steps 0: a plain one."""
         width, index = num_steps + 1, self.state.row_index(rows)
+        if num_steps == 0:
+            self.proposer.prepare(index, rows, PLAIN)
         hidden = torch.full((len(rows) * width, HIDDEN), torch.nan, dtype=torch.float64)
         committed = torch.zeros(len(rows), width, dtype=torch.int64)
         for i, (row, count) in enumerate(zip(rows, counts, strict=True)):
