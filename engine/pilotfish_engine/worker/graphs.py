@@ -36,6 +36,8 @@ class CudaRecorder:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        # a pool lives as long as a graph that has memory of it
+        self._first = self(lambda: torch.zeros(1, device="cuda"))
 
     def __call__(self, run: Callable[[], Result]) -> Callable[[], Result]:
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -21,6 +21,7 @@ def drafted(harness, num_steps, topk):
     settings = fixed(num_steps, topk).applied_to(parts.worker.speculation_report().envelope)
     rows = parts.step.state.row_index([request.row])
     with torch.inference_mode():
+        parts.step.prepare(rows, [request.row], settings)
         found = parts.step.proposer.propose(rows, [request.row], settings)
     real = found.scores[0] > -torch.inf
     return found.token_ids[0][real], found.scores[0][real]
