@@ -21,11 +21,13 @@ def started(parts, num_steps, topk, temperature):
     harness = Harness(parts)
     harness.scheduler.set_envelope(fixed(num_steps, topk))
     for prompt in prompts(3, seed=51):
-        harness.submit(prompt, max_tokens=60, ignore_eos=True, temperature=temperature, seed=7)
+        harness.submit(prompt, max_tokens=STEPS, ignore_eos=True, temperature=temperature, seed=7)
     harness.scheduler._admit()
     harness.scheduler._extend()
     reserve = STEPS * (num_steps + 1) + parts.worker.reserve_tokens  # as each decode step does for itself
-    for request in harness.scheduler._decoding():
+    decoding = harness.scheduler._decoding()
+    assert [request.row for request in decoding] == ROWS, "all find room, and keep it"
+    for request in decoding:
         added = harness.scheduler._grow(request, reserve)
         if added is not None:
             parts.step.state.append_pages(added.row, added.first, added.pages)
