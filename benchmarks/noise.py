@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks import prompts, reference
 from benchmarks.decode import encode
-from pilotfish_engine.sampling.draw import SamplingRows, choose, draft_scores
+from pilotfish_engine.sampling.draw import SamplingRows, choose, draft_logits
 
 WEIGHT_NOISE = 0.06  # of each tensor's standard deviation
 POSITIONS = 160
@@ -53,11 +53,10 @@ def accepted(target: Tensor, draft: Tensor, temperature: float) -> dict[str, flo
             top_p=torch.ones(count),
             min_p=torch.zeros(count),
             seeds=torch.full((count,), draw),
-            greedy=False,
-            filtered=False,
+                filtered=False,
         )
         at = torch.arange(count)
-        same = choose(target, at, rows) == draft_scores(draft, at, rows).argmax(dim=1)
+        same = choose(target, at, rows) == draft_logits(draft, at, rows).argmax(dim=1)
         agreed["shared noise"] += same.double().mean().item() / DRAWS
         uniform = torch.rand(count, 1)
         same = (p.cumsum(dim=1) < uniform).sum(dim=1) == (q.cumsum(dim=1) < uniform).sum(dim=1)

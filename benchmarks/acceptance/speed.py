@@ -1,7 +1,8 @@
 """Decode tokens/s by concurrency: an engine without a draft beside one with, as chain, as tree, and as it adapts.
 
 At each concurrency all are run in turn, ROUNDS times over. The best of each is shown, and the median of its ratios to
-plain of the same round, which something else on the machine disturbs least. Greedy, and no answer ends.
+plain of the same round, which something else on the machine disturbs least. Greedy. A request alone is answered to the
+end; several at once stay together for MOST_TOKENS tokens each, and no answer ends.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from pilotfish_engine.scheduler.scheduler import Scheduler
 
 LEVELS = {"cpu": (1, 2, 4, 8, 16), "cuda": (1, 2, 4, 8, 16, 32, 64, 128, 256)}
 ROUNDS = 3
-SOLO = {"cpu": 3, "cuda": 24}  # prompts that are run one after another where one runs at once
-MOST_TOKENS = 128  # of an answer
+SOLO = {"cpu": 3, "cuda": 12}  # prompts that are run one after another where one runs at once
+MOST_TOKENS = 128  # of an answer, where several run at once
 ENVELOPE = Envelope(**TREE.model_dump(), tuning="Adaptive", disable_threshold="Auto")
 SETTINGS = {
     "plain": EnvelopeUpdate(num_steps=0, topk=1, tuning="Fixed"),
@@ -39,11 +40,32 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Timed:
-    """An engine and how many tokens of an answer are timed. room: tokens of an answer until it would end."""
+    """An engine. tokens: of each answer of a batch that are timed; room: of these answers until they would end; whole:
+    of an answer that is alone, at most."""
 
     scheduler: Scheduler
     tokens: int
     room: int
+    whole: int
+
+    def alone(self, update: EnvelopeUpdate, prompts: Sequence[Prompt]) -> float:
+        """Tokens a second of whole answers, one after another, without their first tokens and the time until these."""
+        self.scheduler.set_envelope(update)
+        emitted, seconds = 0, 0.0
+        for prompt in prompts:
+            params = SamplingParams(max_tokens=self.whole, temperature=0.0)
+            self.scheduler.submit(Submit(request_id="alone", prompt=[*prompt.token_ids], params=params))
+            while not self.scheduler.step():
+                pass
+            begun = time.perf_counter()
+            while self.scheduler.has_work:
+                emitted += sum(len(output.token_ids) for output in self.scheduler.step())
+            seconds += time.perf_counter() - begun
+        return emitted / seconds
+
+    def together(self, update: EnvelopeUpdate, prompts: Sequence[Prompt]) -> float:
+        """Tokens a second of a batch."""
+        return self.tokens * len(prompts) / self.seconds(update, prompts)
 
     def seconds(self, update: EnvelopeUpdate, prompts: Sequence[Prompt]) -> float:
         """For `tokens` tokens a request on average, of a batch in which all have their first."""
@@ -77,8 +99,8 @@ def engine(given: Run, method: str, rows: int) -> Timed:
     """With a cost profile measured here, as a served engine has one."""
     tokens = min(given.tokens, MOST_TOKENS)
     room = 8 * tokens + 64
-    parts: Parts = given.engines.build(method, ENVELOPE, rows, None, room)
-    return Timed(Scheduler(parts.worker, parts.chunk_size), tokens, room)
+    parts: Parts = given.engines.build(method, ENVELOPE, rows, None, max(room, given.tokens))
+    return Timed(Scheduler(parts.worker, parts.chunk_size), tokens, room, given.tokens)
 
 
 def run(given: Run) -> list[Row]:
@@ -93,14 +115,15 @@ def run(given: Run) -> list[Row]:
     table = Table({"at once": 7, "plain": 8} | dict.fromkeys(list(SETTINGS)[1:], 15) | {"adaptive runs": -13})
     rows: list[Row] = []
     for level in levels:
-        groups = [prompts[:level]] if level > 1 else [[prompt] for prompt in prompts[: SOLO[where]]]
         rates: dict[str, list[float]] = {name: [] for name in SETTINGS}
         for turn in range(ROUNDS):
             for name, update in SETTINGS.items():
                 working(f"{level} at once, round {turn + 1}/{ROUNDS}, {name}")
                 timed = plain if name == "plain" else drafting
-                seconds = sum(timed.seconds(update, group) for group in groups)
-                rates[name].append(timed.tokens * sum(map(len, groups)) / seconds)
+                if level > 1:
+                    rates[name].append(timed.together(update, prompts[:level]))
+                else:
+                    rates[name].append(timed.alone(update, prompts[: SOLO[where]]))
         ratio = {
             name: median(rate / base for rate, base in zip(found, rates["plain"], strict=True))
             for name, found in rates.items()

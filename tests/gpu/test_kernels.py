@@ -130,6 +130,17 @@ def test_small_kernels(dtype: torch.dtype, rows: int) -> None:
                 close(written, exact)
 
 
+@pytest.mark.parametrize(("rows", "length", "k"), [(1, 49152, 8), (4, 4864, 4), (300, 32000, 1), (7, 151936, 8)])
+def test_the_best_of_each_row(rows: int, length: int, k: int) -> None:
+    x = 5 * noise(rows, length, dtype=torch.float32).cuda()
+    expected, places = reference.top_log_probs(x.double(), k)
+    kernels.top_log_probs(x, k)  # compiled
+    with no_syncs():
+        scores, found = kernels.top_log_probs(x, k)
+    close(scores, expected)
+    assert torch.equal(found, places)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_residual_is_rounded_before_its_norm(dtype: torch.dtype) -> None:
     _, (x, residual, weight, eps) = elementwise(dtype, 50)[1]

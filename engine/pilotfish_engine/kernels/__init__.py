@@ -1,5 +1,5 @@
 """The engine's kernels: `rms_norm`, `add_rms_norm`, `rope_and_write`, `silu_and_mul`, `gelu_and_mul`,
-`paged_attention`, `linear`.
+`paged_attention`, `linear`, `top_log_probs`.
 
 Each call goes to the backend of its first tensor's device and dtype: C++ on a CPU in float32 and bfloat16, Triton on a
 CUDA device in those and float16, else the plain-torch twin in `reference`, where the contracts stand. A backend hands
@@ -19,7 +19,16 @@ from torch import Tensor
 from pilotfish_engine.kernels import cpu, reference
 from pilotfish_engine.worker.inputs import ForwardInputs
 
-__all__ = ["add_rms_norm", "gelu_and_mul", "linear", "paged_attention", "rms_norm", "rope_and_write", "silu_and_mul"]
+__all__ = [
+    "add_rms_norm",
+    "gelu_and_mul",
+    "linear",
+    "paged_attention",
+    "rms_norm",
+    "rope_and_write",
+    "silu_and_mul",
+    "top_log_probs",
+]
 
 
 @cache
@@ -35,6 +44,10 @@ def _backend(x: Tensor) -> ModuleType:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
     return _backend(x).linear(x, weight, bias, out_dtype or x.dtype)  # type: ignore[no-any-return]
+
+
+def top_log_probs(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    return _backend(x).top_log_probs(x, k)  # type: ignore[no-any-return]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pilotfish_engine.kernels import reference
+from pilotfish_engine.kernels.reference import top_log_probs as top_log_probs
 from pilotfish_engine.worker.inputs import ForwardInputs
 
 BUILDS = {"DEFAULT": "_cpu", "NO AVX": "_cpu", "AVX2": "_cpu_v3", "AVX512": "_cpu_v4"}

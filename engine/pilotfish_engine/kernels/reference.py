@@ -58,6 +58,12 @@ def rope_and_write(
     return rotated[:, :num_heads].contiguous()
 
 
+def top_log_probs(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k highest of the softmax of each row of x [N, V]: logarithms, highest first, and places int64, [N, k] each."""
+    best, places = x.topk(k, dim=1)
+    return best - x.logsumexp(dim=1, keepdim=True), places
+
+
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """gate_up [N, 2F] → silu(first half) · second half, [N, F]."""
     gate, up = _wide(gate_up).chunk(2, dim=-1)

@@ -23,14 +23,13 @@ _FINAL_B = -1028477387  # 0xC2B2AE35
 @dataclass(frozen=True)
 class SamplingRows:
     """Parameters of N positions, each [N]: temperature float32 (0: greedy), top_k int64 (vocabulary size: off),
-    top_p, min_p float32, seeds int64. Host-known: `greedy` all rows are greedy; `filtered` some row uses a filter."""
+    top_p, min_p float32, seeds int64. Host-known: `filtered`, some row uses a filter."""
 
     temperature: torch.Tensor
     top_k: torch.Tensor
     top_p: torch.Tensor
     min_p: torch.Tensor
     seeds: torch.Tensor
-    greedy: bool
     filtered: bool
 
 
@@ -66,10 +65,10 @@ def filter_sorted(probs: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     return torch.where(probs >= rows.min_p.unsqueeze(1) * probs[:, :1], probs, 0.0)
 
 
-def choose(logits: torch.Tensor, positions: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    """int64 [N]: the token that follows each row. logits: float32 [N, V]; positions: int64 [N], of the token to
-    come."""
-    if rows.greedy:
+def choose(logits: torch.Tensor, positions: torch.Tensor, rows: SamplingRows | None) -> torch.Tensor:
+    """int64 [N]: the token that follows each row. logits: float32 [N, V]; positions: int64 [N], of the token to come;
+    rows: None where all are greedy."""
+    if rows is None:
         return logits.argmax(dim=1)
     hot, scaled = _scaled(logits, rows)
     if rows.filtered:
@@ -79,16 +78,16 @@ def choose(logits: torch.Tensor, positions: torch.Tensor, rows: SamplingRows) ->
     return torch.where(hot, scaled + _noise(scaled, positions, rows), scaled).argmax(dim=1)
 
 
-def draft_scores(
-    logits: torch.Tensor, positions: torch.Tensor, rows: SamplingRows, token_ids: torch.Tensor | None = None
+def draft_logits(
+    logits: torch.Tensor, positions: torch.Tensor, rows: SamplingRows | None, token_ids: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """float32 [N, V], log-probabilities by which a draft picks its tokens: those of its logits [N, V], at a
-    temperature with the noise that the target's draw has. token_ids: int64 [V], the target's numbers of a draft's own
-    vocabulary."""
-    if not rows.greedy:
-        hot, scaled = _scaled(logits, rows)
-        logits = torch.where(hot, scaled + _noise(scaled, positions, rows, token_ids), scaled)
-    return torch.log_softmax(logits, dim=1)
+    """float32 [N, V], by whose softmax a draft picks its tokens: its logits [N, V], at a temperature with the noise
+    that the target's draw has. token_ids: int64 [V], the target's numbers of a draft's own vocabulary. rows: as
+    `choose` takes it."""
+    if rows is None:
+        return logits
+    hot, scaled = _scaled(logits, rows)
+    return torch.where(hot, scaled + _noise(scaled, positions, rows, token_ids), scaled)
 
 
 def _scaled(logits: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tensor, torch.Tensor]:

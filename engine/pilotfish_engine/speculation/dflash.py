@@ -70,8 +70,8 @@ class DFlashProposer:
         logits = self.block_logits(rows, steps).flatten(0, 1)
         to_come = self._state.seq_lens[rows].unsqueeze(1) + 1 + torch.arange(steps, device=rows.device)
         token_rows = rows.repeat_interleave(steps, output_size=batch * steps)
-        offered = self._state.draft_scores(logits, token_rows, to_come.flatten(), host_rows, self._vocabulary)
-        scores, draft_ids = offered.view(batch, steps, -1).topk(k, dim=2)
+        best = self._state.best_drafts(logits, token_rows, to_come.flatten(), host_rows, k, self._vocabulary)
+        scores, draft_ids = (x.view(batch, steps, k) for x in best)
         ids = self._vocabulary[draft_ids]
 
         def run(frontier: Frontier) -> tuple[Tensor, Tensor]:

@@ -27,19 +27,31 @@ class Frontier:
     came_from: torch.Tensor
     ancestors: torch.Tensor
 
-    def inputs(self, state: RequestState, rows: torch.Tensor, first: torch.Tensor) -> ForwardInputs:
-        """The pass over these nodes, whose rows in the draft's pool begin at `first`, int64 [B], where depth 1 has its
-        positions."""
-        batch, k = self.token_ids.shape
-        at = first.unsqueeze(1) + (self.depth - 1) * k + torch.arange(k, device=rows.device)
+
+class Places:
+    """Where the nodes of `depths` frontiers stand, of all depths at once: their rows in the draft's pool begin at
+    `first`, int64 [B], where depth 1 has its positions."""
+
+    def __init__(self, state: RequestState, rows: torch.Tensor, first: torch.Tensor, depths: int, k: int) -> None:
+        depth = torch.arange(depths, device=rows.device).unsqueeze(1)
+        self._positions = (first.repeat_interleave(k, output_size=first.shape[0] * k) + depth).unbind()
+        at = first.unsqueeze(1) + torch.arange(depths * k, device=rows.device)
+        by_depth = state.slots(rows, at).view(first.shape[0], depths, k).transpose(0, 1)
+        self._slots = by_depth.flatten(1).contiguous().unbind()
+        self._page_table = state.page_table[rows]
+        self._prefix_lens = first.to(torch.int32)
+        self._q_indptr = torch.arange(0, (first.shape[0] + 1) * k, k, dtype=torch.int32, device=rows.device)
+
+    def inputs(self, frontier: Frontier) -> ForwardInputs:
+        """The pass over these nodes."""
         return ForwardInputs(
-            token_ids=self.token_ids.flatten(),
-            positions=(first + self.depth - 1).repeat_interleave(k, output_size=batch * k),
-            slots=state.slots(rows, at).flatten(),
-            page_table=state.page_table[rows],
-            prefix_lens=first.to(torch.int32),
-            q_indptr=torch.arange(0, (batch + 1) * k, k, dtype=torch.int32, device=rows.device),
-            tree_mask=self.ancestors.flatten(),
+            token_ids=frontier.token_ids.flatten(),
+            positions=self._positions[frontier.depth - 1],
+            slots=self._slots[frontier.depth - 1],
+            page_table=self._page_table,
+            prefix_lens=self._prefix_lens,
+            q_indptr=self._q_indptr,
+            tree_mask=frontier.ancestors.flatten(),
         )
 
 
@@ -71,7 +83,8 @@ def grow(
         all_ids.append(ids)
         all_scores.append(path_scores)
         all_parents.append(numbers.gather(1, from_node))
-        scores, best = path_scores.topk(k, dim=1)
+        # of a chain the one that is offered
+        scores, best = path_scores.topk(k, dim=1) if k > 1 else (path_scores, torch.zeros_like(ids))
         came_from = from_node.gather(1, best)
         numbers = k + (depth - 1) * k * k + best
         ancestors = frontier.ancestors.gather(1, came_from) | (own << (depth * k))

@@ -97,7 +97,7 @@ class MultiLayerProposer:
                 read = torch.cat([self._carry[number, rows].unsqueeze(1), out], dim=1)
                 last = out[:, -1].contiguous()
             logits, to_come = self._target.logits(last), known + 1 + number
-            score, token = self._state.draft_scores(logits, rows, to_come, host_rows).max(dim=1)
+            score, token = (x.squeeze(1) for x in self._state.best_drafts(logits, rows, to_come, host_rows, 1))
             ids.append(token)
             scores.append(score + scores[-1] if scores else score)
         parents = torch.arange(-1, settings.num_steps - 1, device=rows.device).expand(rows.shape[0], -1)
@@ -117,7 +117,7 @@ class MultiLayerProposer:
         width = hidden.shape[1]
         start = self._state.seq_lens[rows] - counts
         column = torch.arange(width, device=rows.device)
-        token_ids = self._state.tokens[rows].gather(1, start.unsqueeze(1) + 1 + column)
+        token_ids = self._state.tokens[rows.unsqueeze(1), start.unsqueeze(1) + 1 + column]
         is_real = column < counts.unsqueeze(1)
         last = (counts - 1).clamp_min(0).view(-1, 1, 1).expand(-1, 1, hidden.shape[2])
         for number in range(len(self._heads)):

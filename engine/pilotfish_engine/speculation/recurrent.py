@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pilotfish_engine.contract.speculation import MAX_TOPK, Settings
-from pilotfish_engine.speculation.growth import Frontier, grow, rows_needed
+from pilotfish_engine.speculation.growth import Frontier, Places, grow, rows_needed
 from pilotfish_engine.speculation.proposer import TargetHidden
 from pilotfish_engine.speculation.tree import Candidates
 from pilotfish_engine.speculation.unread import Unread
@@ -95,20 +95,21 @@ class RecurrentProposer:
     def prepare(self, rows: Tensor, host_rows: Sequence[int], settings: Settings) -> None:
         unread = self._unread.due(rows, host_rows, settings.num_steps)
         if unread is not None:
-            self._read_last(rows, host_rows, *unread)
+            self._read_last(rows, host_rows, *unread, changed=unread[0] > 0)
 
     def propose(self, rows: Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:
         k = settings.topk
         first = self._state.seq_lens[rows]
         recurring = self._hidden[rows].unsqueeze(1)  # [B, nodes of the depth before, H]
+        token_rows = rows.repeat_interleave(k, output_size=len(host_rows) * k)
+        places = Places(self._state, rows, first, settings.num_steps - 1, k)
 
         def run(frontier: Frontier) -> tuple[Tensor, Tensor]:
             nonlocal recurring
             came_from = frontier.came_from.unsqueeze(2).expand(-1, -1, recurring.shape[2])
-            inputs = frontier.inputs(self._state, rows, first)
+            inputs = places.inputs(frontier)
             out, hidden = self._head.forward(recurring.gather(1, came_from).flatten(0, 1), inputs, self.kv)
             recurring = hidden.view(len(host_rows), k, -1)
-            token_rows = rows.repeat_interleave(k, output_size=len(host_rows) * k)
             ids, scores = self._best(out, token_rows, inputs.positions + 2, host_rows, k)
             return ids.view(-1, k, k), scores.view(-1, k, k)
 
@@ -123,23 +124,30 @@ class RecurrentProposer:
     def skipped(self, rows: Tensor, host_rows: Sequence[int], target: TargetHidden) -> None:
         self._unread.keep(rows, self._head.features(target))
 
-    def _read_last(self, rows: Tensor, host_rows: Sequence[int], counts: Tensor, features: Tensor) -> None:
+    def _read_last(
+        self,
+        rows: Tensor,
+        host_rows: Sequence[int],
+        counts: Tensor,
+        features: Tensor,
+        changed: Tensor | None = None,
+    ) -> None:
         """The head reads the last counts[i] ≤ D positions of each row (int64 [B]); features: [B, D, feature_size], of
-        the first counts[i] of them in order, the rest is padding. 0 leaves a row as it is."""
+        the first counts[i] of them in order, the rest is padding. changed: bool [B], the others stay as they are and
+        have counts of 0; None: all are changed."""
         width = features.shape[1]
         start = self._state.seq_lens[rows] - counts
         inputs = over_padded_rows(self._state, rows, start, counts, width, shift=1)
         inputs = replace(inputs, only=last_padded_places(counts, width))
         out, hidden = self._head.forward(self._head.combine(features.flatten(0, 1)), inputs, self.kv)
-        self._keep_best(rows, host_rows, out, hidden, counts > 0)
+        self._keep_best(rows, host_rows, out, hidden, changed)
 
     def _best(
         self, out: Tensor, token_rows: Tensor, positions: Tensor, host_rows: Sequence[int], k: int
     ) -> tuple[Tensor, Tensor]:
         """The best k tokens for each of `positions`, and their log-probabilities, [N, k]."""
         logits = self._head.logits(out)
-        offered = self._state.draft_scores(logits, token_rows, positions, host_rows, self._vocabulary)
-        scores, ids = offered.topk(k, dim=1)
+        scores, ids = self._state.best_drafts(logits, token_rows, positions, host_rows, k, self._vocabulary)
         return self._vocabulary[ids], scores
 
     def _keep_best(

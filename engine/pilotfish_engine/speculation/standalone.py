@@ -14,7 +14,7 @@ from pilotfish_engine.contract.speculation import MAX_TOPK, Envelope, Settings
 from pilotfish_engine.errors import MethodError
 from pilotfish_engine.model.decoder import Decoder
 from pilotfish_engine.model.loading import load, read_shape
-from pilotfish_engine.speculation.growth import Frontier, grow, rows_needed
+from pilotfish_engine.speculation.growth import Frontier, Places, grow, rows_needed
 from pilotfish_engine.speculation.proposer import Models, ProposerContext, TargetHidden
 from pilotfish_engine.speculation.tree import Candidates
 from pilotfish_engine.speculation.unread import Unread
@@ -71,10 +71,12 @@ class StandaloneProposer:
         k = settings.topk
         first = self._state.seq_lens[rows] + 1
 
+        token_rows = rows.repeat_interleave(k, output_size=len(host_rows) * k)
+        places = Places(self._state, rows, first, settings.num_steps - 1, k)
+
         def run(frontier: Frontier) -> tuple[torch.Tensor, torch.Tensor]:
-            inputs = frontier.inputs(self._state, rows, first)
+            inputs = places.inputs(frontier)
             hidden, _ = self._draft.forward(inputs, self.kv)
-            token_rows = rows.repeat_interleave(k, output_size=len(host_rows) * k)
             scores, ids = self._best(hidden, token_rows, inputs.positions + 1, host_rows, k)
             return ids.view(-1, k, k), scores.view(-1, k, k)
 
@@ -100,8 +102,7 @@ class StandaloneProposer:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities and ids of the best k tokens for each `positions`, [N, k]."""
         logits = self._draft.logits(hidden)
-        scores, ids = self._state.draft_scores(logits, token_rows, positions, host_rows).topk(k, dim=1)
-        return scores, ids
+        return self._state.best_drafts(logits, token_rows, positions, host_rows, k)
 
     def _keep_best(
         self,

@@ -79,8 +79,7 @@ class Step:
 
     def draft(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> DraftTree:
         """The nodes to verify under each row's last known token."""
-        lens = self.state.seq_lens[rows].unsqueeze(1)
-        root_ids = self.state.tokens[rows].gather(1, lens).squeeze(1)
+        root_ids = self.state.tokens[rows, self.state.seq_lens[rows]]
         if self.proposer is None or settings.num_steps == 0:
             return root_only(root_ids)
         candidates = self.proposer.propose(rows, host_rows, settings)

@@ -130,7 +130,7 @@ def cut(root_ids: torch.Tensor, candidates: Candidates, num_draft_tokens: int, n
 def _best(scores: torch.Tensor, total: int, each: int) -> torch.Tensor:
     """bool [B, C]: the `total` highest scores of all, absent ones apart, of which a request has `each` at most."""
     batch, count = scores.shape
-    if each < count:
+    if each < min(count, total):
         order = scores.sort(dim=1, descending=True, stable=True).indices
         rank = torch.empty_like(order).scatter_(1, order, torch.arange(count, device=scores.device).expand_as(order))
         scores = torch.where(rank < each, scores, ABSENT)
@@ -159,10 +159,11 @@ def _assemble(
     counts = number[:, -1] + 1
     at = torch.arange(nodes, device=device)
     own = (torch.ones_like(at) << at).expand(batch, nodes)
-    ancestors, depth = own, torch.zeros_like(token_ids)
-    for _ in range(num_steps):  # after d rounds right for every node of depth ≤ d
-        ancestors = own | ancestors.gather(1, parents)
-        depth = (depth.gather(1, parents) + 1) * (at > ROOT)
+    ancestors, above = own, parents
+    for _ in range(num_steps.bit_length()):  # twice as many each round, until the root is among them
+        ancestors = ancestors | ancestors.gather(1, above)
+        above = above.gather(1, above)
+    depth = ((ancestors.unsqueeze(2) >> at) & 1).sum(dim=2) - 1
     ends = counts.cumsum(dim=0)
     real = at < counts.unsqueeze(1)
     places = torch.arange(tokens, device=device)

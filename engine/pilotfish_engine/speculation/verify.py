@@ -42,9 +42,11 @@ def verify(tree: DraftTree, target_ids: torch.Tensor, num_steps: int) -> Verdict
     length = min(nodes, num_steps + 1)
     number = torch.arange(nodes, device=target_ids.device).expand(batch, nodes)
     agrees = (tree.token_ids == target_ids.gather(1, tree.parents)) & tree.real
-    accepted = number == 0
-    for _ in range(num_steps):  # siblings differ, so at each depth one node is accepted at most; of twins any serves
-        accepted = (number == 0) | (agrees & accepted.gather(1, tree.parents))
+    # as bits: a node is accepted where it and all above it but the root agree. Siblings differ, so at each depth one
+    # node is accepted at most; of twins any serves
+    agreeing = (agrees.to(torch.int64) << number).sum(dim=1, keepdim=True) & ~1
+    # the root's bit is turned, so that a node too deep for its ancestors to have been found is not accepted
+    accepted = (((tree.ancestors ^ 1) & ~agreeing) == 0) & (tree.depth <= num_steps)
     accept_lens = torch.where(accepted, tree.depth, 0).amax(dim=1) + 1
     # one spare column takes what was not accepted
     path = torch.zeros(batch, length + 1, dtype=torch.int64, device=target_ids.device)

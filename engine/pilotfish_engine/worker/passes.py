@@ -55,7 +55,7 @@ def over_padded_rows(
     real, positions, slots = padded_rows(state, rows, start, counts, width)
     batch, offset = rows.shape[0], torch.arange(width, device=rows.device)
     return ForwardInputs(
-        token_ids=state.tokens[rows].gather(1, positions + shift).flatten(),
+        token_ids=state.tokens[rows.unsqueeze(1), positions + shift].flatten(),
         positions=positions.flatten(),
         slots=slots.flatten(),
         page_table=state.page_table[rows],

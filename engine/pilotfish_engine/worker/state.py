@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import torch
 
+from pilotfish_engine import kernels
 from pilotfish_engine.errors import RequestError
-from pilotfish_engine.sampling.draw import SamplingRows, choose, draft_scores
+from pilotfish_engine.sampling.draw import SamplingRows, choose, draft_logits
 from pilotfish_engine.sampling.grammar_rows import GrammarRows
 from pilotfish_engine.sampling.processors import Paths, Processors
 from pilotfish_engine.types import Admission
@@ -117,18 +118,19 @@ class RequestState:
 
     def slots(self, rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         """int64 [B, n]: pool slots of KV rows `index` int64 [B, n] of `rows` int64 [B]."""
-        pages = self.page_table[rows].gather(1, index // self.page_size).to(torch.int64)
+        pages = self.page_table[rows.unsqueeze(1), index // self.page_size].to(torch.int64)
         return pages * self.page_size + index % self.page_size
 
-    def sampling(self, token_rows: torch.Tensor, host_rows: Sequence[int]) -> SamplingRows:
-        """Parameters for the row of each token, int64 [N]; `host_rows` names the rows that occur."""
+    def sampling(self, token_rows: torch.Tensor, host_rows: Sequence[int]) -> SamplingRows | None:
+        """Parameters for the row of each token, int64 [N]; `host_rows` names the rows that occur. None: all greedy."""
+        if all(self._greedy[row] for row in host_rows):
+            return None
         return SamplingRows(
             temperature=self.temperature[token_rows],
             top_k=self.top_k[token_rows],
             top_p=self.top_p[token_rows],
             min_p=self.min_p[token_rows],
             seeds=self.seeds[token_rows],
-            greedy=all(self._greedy[row] for row in host_rows),
             filtered=any(self._filtered[row] for row in host_rows),
         )
 
@@ -146,16 +148,19 @@ class RequestState:
         processed = self._processors.apply(logits, token_rows, positions, host_rows, paths, allowed)
         return choose(processed, positions, self.sampling(token_rows, host_rows))
 
-    def draft_scores(
+    def best_drafts(
         self,
         logits: torch.Tensor,
         token_rows: torch.Tensor,
         positions: torch.Tensor,
         host_rows: Sequence[int],
+        k: int,
         token_ids: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """float32 [N, V] as sampling.draw gives them, for tokens at `positions` int64 [N] of rows int64 [N]."""
-        return draft_scores(logits, positions, self.sampling(token_rows, host_rows), token_ids)
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A draft's k best tokens for `positions` int64 [N] of rows int64 [N], by its logits [N, V]: log-probabilities
+        and places in its vocabulary, best first, [N, k] each. token_ids: as draw.draft_logits takes it."""
+        picked_by = draft_logits(logits, positions, self.sampling(token_rows, host_rows), token_ids)
+        return kernels.top_log_probs(picked_by, k)
 
     def scored(self, host_rows: Sequence[int]) -> bool:
         """Whether a row wants log-probabilities."""

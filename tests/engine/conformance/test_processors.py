@@ -93,7 +93,7 @@ def draw(logits: torch.Tensor, sampling: dict[str, Any], position: int) -> int:
     if not sampling:
         return int(logits.argmax())
     temperature, top_p, seed = (torch.tensor([sampling[name]]) for name in ("temperature", "top_p", "seed"))
-    rows = SamplingRows(temperature, torch.tensor([VOCAB]), top_p, torch.zeros(1), seed, greedy=False, filtered=True)
+    rows = SamplingRows(temperature, torch.tensor([VOCAB]), top_p, torch.zeros(1), seed, filtered=True)
     return int(choose(logits.unsqueeze(0), torch.tensor([position]), rows))
 
 

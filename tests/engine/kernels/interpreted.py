@@ -53,6 +53,23 @@ def test_gates(name: str, dtype: torch.dtype) -> None:
         close(getattr(cuda, name)(x), getattr(reference, name)(x.double()))
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+@pytest.mark.parametrize(("rows", "length", "k"), [(1, 1, 1), (3, 70, 4), (2, 4096, 1), (2, 9000, 8), (0, 64, 2)])
+def test_the_best_of_each_row(rows: int, length: int, k: int) -> None:
+    x = 5 * noise(rows, length, dtype=torch.float32)
+    expected, places = reference.top_log_probs(x.double(), k)
+    scores, found = cuda.top_log_probs(x, k)
+    close(scores, expected)
+    assert torch.equal(found, places)
+    x[:, : length // 2] = x[:, length // 2 : length // 2 * 2]  # twins: the first of them comes first, and both come
+    _, found = cuda.top_log_probs(x, k)
+    order = x.sort(dim=1, descending=True, stable=True).indices[:, :k]
+    assert torch.equal(found, order)
+    x.fill_(torch.nan)  # padding
+    _, found = cuda.top_log_probs(x, k)
+    assert bool(((found >= 0) & (found < length)).all())
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("tokens", "heads", "kv_heads", "dim"), [(1, 9, 3, 64), (7, 4, 4, 16), (5, 8, 1, 128), (3, 0, 3, 80)]

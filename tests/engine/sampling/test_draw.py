@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pilotfish_engine.sampling.draw import SamplingRows, choose, draft_scores, gumbel
+from pilotfish_engine.sampling.draw import SamplingRows, choose, draft_logits, gumbel
 
 
 def rows(count: int, temperature=1.0, top_k=8, top_p=1.0, min_p=0.0, filtered=True) -> SamplingRows:
@@ -21,7 +21,6 @@ def rows(count: int, temperature=1.0, top_k=8, top_p=1.0, min_p=0.0, filtered=Tr
         top_p=torch.full((count,), top_p),
         min_p=torch.full((count,), min_p),
         seeds=torch.arange(count),
-        greedy=False,
         filtered=filtered,
     )
 
@@ -61,7 +60,7 @@ def test_a_draft_with_the_target_s_noise_nearly_reaches_what_any_rule_could_acce
     draft = target + 0.7 * torch.randn(4000, 50, generator=generator)
     parameters = rows(4000, top_k=50, filtered=False)
     positions = torch.arange(4000)
-    agreed = draft_scores(draft, positions, parameters).argmax(1) == choose(target, positions, parameters)
+    agreed = draft_logits(draft, positions, parameters).argmax(1) == choose(target, positions, parameters)
     p, q = torch.softmax(target, 1), torch.softmax(draft, 1)
     possible = float(torch.minimum(p, q).sum(1).mean())
     distance = 1 - torch.minimum(p, q).sum(1)
@@ -75,10 +74,11 @@ def test_a_greedy_draft_is_that_of_its_logits_whatever_its_neighbours_are():
     logits = torch.randn(3, 8, generator=torch.Generator().manual_seed(4))
     parameters = rows(3, filtered=False)
     parameters.temperature[1] = 0.0
-    scores = draft_scores(logits, torch.arange(3), parameters)
-    torch.testing.assert_close(scores[1], torch.log_softmax(logits, 1)[1])
+    scores = draft_logits(logits, torch.arange(3), parameters)
+    assert torch.equal(scores[1], logits[1])
+    assert torch.equal(draft_logits(logits, torch.arange(3), None), logits)
     own = torch.tensor([7, 3, 0, 1, 6, 5, 4, 2])  # a draft vocabulary in another order draws the same tokens
-    reordered = draft_scores(logits[:, own], torch.arange(3), parameters, own)
+    reordered = draft_logits(logits[:, own], torch.arange(3), parameters, own)
     torch.testing.assert_close(reordered, scores[:, own])
 
 

@@ -16,6 +16,7 @@ from pilotfish_engine.kernels.cuda.elementwise import (
     rope_and_write,
     silu_and_mul,
 )
+from pilotfish_engine.kernels.cuda.top import top_log_probs
 from pilotfish_engine.kernels.reference import linear
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "rms_norm",
     "rope_and_write",
     "silu_and_mul",
+    "top_log_probs",
 ]
 
 DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
