@@ -29,7 +29,7 @@ from benchmarks.decode import Bar, encode
 from benchmarks.reference import SOURCE
 from pilotfish_engine.config import CapacityConfig, EngineConfig, ModelConfig, SpeculationConfig
 from pilotfish_engine.contract.speculation import Envelope, EnvelopeUpdate
-from pilotfish_engine.engine import Parts, assemble
+from pilotfish_engine.engine import SLACK, Parts, assemble
 from pilotfish_engine.messages import SamplingParams, Submit
 from pilotfish_engine.scheduler.scheduler import Scheduler
 from pilotfish_engine.speculation import step as step_module
@@ -38,6 +38,7 @@ from pilotfish_engine.speculation.step import Step
 BATCHES = (1, 16)
 ROUNDS = 3
 STEPS = 24
+LENGTH = 1024  # tokens of a prompt and its answer
 DISABLED_STEPS = 192
 DRAFT_VOCABULARY = 8192
 HEAD: dict[str, Any] = {
@@ -94,13 +95,14 @@ def random_head(folder: Path) -> Path:
 def build(method: str, draft: Path | None) -> Parts:
     return assemble(
         EngineConfig(
-            model=ModelConfig(source=SOURCE, dtype="auto", max_model_len=1024),
+            model=ModelConfig(source=SOURCE, dtype="auto", max_model_len=LENGTH),
             speculation=SpeculationConfig(
                 method=method,
                 draft=None if draft is None else str(draft),
                 envelope=Envelope(num_steps=4, topk=2, num_draft_tokens=8),
             ),
-            capacity=CapacityConfig(max_running_requests=max(BATCHES)),
+            # room for all at full length, or some would wait
+            capacity=CapacityConfig(max_running_requests=max(BATCHES), kv_tokens=max(BATCHES) * (LENGTH + SLACK)),
         )
     )
 

@@ -59,7 +59,7 @@ def rope_and_write(
 
 
 def top_log_probs(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k highest of the softmax of each row of x [N, V]: logarithms, highest first, and places int64, [N, k] each."""
+    """The k highest of the softmax of each row of x [N, V], highest first: logarithms and places int64, [N, k] each."""
     best, places = x.topk(k, dim=1)
     return best - x.logsumexp(dim=1, keepdim=True), places
 
