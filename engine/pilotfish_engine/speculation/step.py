@@ -53,7 +53,7 @@ class Step:
         return self.run(rows, host_rows, settings)
 
     def prepare(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> None:
-        """The host's turn before a step."""
+        """The host's turn before a step: from here on it plans and copies nothing, but for grammars."""
         if self.proposer is not None:
             self.proposer.prepare(rows, host_rows, settings)
 

@@ -1,7 +1,7 @@
 """What plain steps leave for a draft to read later: how many tokens of each row, and the target's features of each.
 
-They are read together (draft-extend) every CATCH_UP plain steps, or before a row is drafted for again. The counts stand
-on the host, which plans by them before a step, and on the device, so that a step copies nothing.
+They are read together (draft-extend) every CATCH_UP plain steps, or before a row is drafted for again. The host counts
+them, between steps; a step itself copies nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pilotfish_engine.worker.state import RequestState
 
-CATCH_UP = 16
+CATCH_UP = 32  # fewer, and the passes that read them are felt (docs/decisions.md)
 
 
 class Unread:
@@ -23,12 +23,10 @@ class Unread:
         rows, device = state.seq_lens.shape[0], state.device
         self._state = state
         self._lag = [0] * rows
-        self._counts = torch.zeros(rows, dtype=torch.int64, device=device)
         self._features = torch.zeros(rows, CATCH_UP, feature_size, dtype=dtype, device=device)  # at position mod it
 
     def admit(self, row: int) -> None:
         self._lag[row] = 0
-        self._counts[row] = 0
 
     def lag(self, row: int) -> int:
         return self._lag[row]
@@ -47,13 +45,11 @@ class Unread:
     def keep(self, rows: Tensor, features: Tensor) -> None:
         """After a plain step was committed; features: [B, feature_size]."""
         self._features[rows, (self._state.seq_lens[rows] - 1) % CATCH_UP] = features
-        self._counts[rows] += 1
 
     def _take(self, rows: Tensor, host_rows: Sequence[int], width: int) -> tuple[Tensor, Tensor]:
-        counts = self._counts[rows]
+        counts = self._state.row_index([self._lag[row] for row in host_rows])
         at = (self._state.seq_lens[rows] - counts).unsqueeze(1) + torch.arange(width, device=rows.device)
         features = self._features[rows.unsqueeze(1), at % CATCH_UP]
-        self._counts[rows] = 0
         for row in host_rows:
             self._lag[row] = 0
         return counts, features

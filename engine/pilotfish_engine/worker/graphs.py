@@ -7,6 +7,7 @@ kernels; the second is recorded. A step in which the host works (a grammar's mas
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,8 @@ MOST_GRAPHS = 64  # the longest unused one goes: a graph keeps a few MiB of the 
 MOST_SEEN = 4096
 
 Result = TypeVar("Result")
+
+log = logging.getLogger(__name__)
 
 
 class Recorder(Protocol):
@@ -117,7 +120,12 @@ class StepGraphs:
             return _Recorded(rows, run)
         if len(self._graphs) == MOST_GRAPHS:
             self._graphs.popitem(last=False)
-        self._graphs[kind] = _Recorded(rows, self._record(run))
+        try:
+            again = self._record(run)
+        except RuntimeError as error:  # no memory for it, say: nothing has been run yet, and the step itself still can
+            log.warning("steps of the kind %s are not recorded: %s", kind, error)
+            again = run
+        self._graphs[kind] = _Recorded(rows, again)
         return self._graphs[kind]
 
 

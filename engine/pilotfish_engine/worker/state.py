@@ -1,7 +1,7 @@
 """The running requests as tensors of the largest batch: everything a step reads or writes besides weights and KV.
 
-One row a request, plus a last row for padding. Only `admit` and `append_pages` copy from the host; a step never does,
-but for the masks of a grammar while it has such a row.
+One row a request, plus a last row for padding. The host's copies come between steps (`admit`, `append_pages`, what a
+method prepares); a step makes none, but for the masks of a grammar while it has such a row.
 """
 
 from __future__ import annotations
@@ -114,6 +114,7 @@ class RequestState:
         self.page_table[row] = SCRATCH_PAGE
 
     def row_index(self, rows: Sequence[int]) -> torch.Tensor:
+        """int64 [n], on the device."""
         return torch.tensor(rows, dtype=torch.int64).to(self.device)
 
     def slots(self, rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

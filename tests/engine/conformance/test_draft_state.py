@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pilotfish_engine.speculation.unread import CATCH_UP
 from tests.engine.conformance.conftest import prompts, settings_of
 from tests.engine.conformance.harness import NUM_STEPS, Harness, fixed
 
@@ -40,7 +41,7 @@ def lived(engine, method, draft, num_steps, topk, history):
         harness.step()
     if history in ("plain then accepts", "long plain", "switched"):
         harness.scheduler.set_envelope(fixed(0, 1))
-        for _ in range(19 if history == "long plain" else 3):
+        for _ in range(CATCH_UP + 3 if history == "long plain" else 3):
             harness.step()
     if history == "retracted":
         harness.scheduler.retract_latest()

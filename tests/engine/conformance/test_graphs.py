@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
+import torch
 
 from pilotfish_engine.engine import Parts
 from pilotfish_engine.worker import graphs
-from pilotfish_engine.worker.graphs import StepGraphs, bucket
+from pilotfish_engine.worker.graphs import Recorder, StepGraphs, bucket
 from tests.engine.conformance.conftest import prompts, settings_of
 from tests.engine.conformance.harness import NUM_STEPS, Harness, fixed
 
@@ -33,9 +34,9 @@ class Again:
         return again
 
 
-def recorded(parts: Parts, again: Again) -> Parts:
+def recorded(parts: Parts, recorder: Recorder) -> Parts:
     worker = copy.copy(parts.worker)
-    worker._run_step = StepGraphs(parts.step, again)
+    worker._run_step = StepGraphs(parts.step, recorder)
     return replace(parts, worker=worker)
 
 
@@ -91,6 +92,21 @@ def test_recorded_steps_draw_what_others_draw(engine, method, draft, num_steps, 
     again = Again()
     assert run(recorded(parts, again)) == run(parts)
     assert again.replayed > 0
+
+
+def test_a_step_that_cannot_be_recorded_runs_as_it_is(engine, greedy, caplog):
+    asked: list[object] = []
+
+    def refuse(run: Callable[[], Result]) -> Callable[[], Result]:
+        asked.append(run)
+        raise torch.OutOfMemoryError("no room for a graph")
+
+    harness = Harness(recorded(engine("NGRAM", "", 16), refuse))
+    harness.scheduler.set_envelope(fixed(NUM_STEPS, 4))
+    (prompt,) = prompts(1, seed=64)
+    assert harness.run([prompt], max_tokens=30, ignore_eos=True) == [greedy(prompt, 30)]
+    assert len(asked) == 1, "asked once a kind"
+    assert "no room for a graph" in caplog.text
 
 
 def test_graphs_that_are_not_used_make_room(engine, greedy, monkeypatch):

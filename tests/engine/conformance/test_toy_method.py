@@ -272,6 +272,8 @@ def lying(
         return lie(honest(rows, host_rows, settings), true, settings.topk)
 
     monkeypatch.setattr(proposer, "propose", propose)
+    # the lies are made up on the host, within the step: no graph could hold them
+    monkeypatch.setattr(harness.parts.worker, "_run_step", harness.parts.step)
 
 
 BATCH = prompts(4, seed=71, shortest=8)

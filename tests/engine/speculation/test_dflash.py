@@ -14,6 +14,7 @@ from pilotfish_engine.contract.speculation import Settings
 from pilotfish_engine.engine import Parts
 from pilotfish_engine.errors import EnvelopeError
 from pilotfish_engine.speculation.dflash import DFlashProposer
+from pilotfish_engine.speculation.unread import CATCH_UP
 from tests.engine.conformance.harness import Harness, fixed, load
 from tests.engine.speculation.block_drafts import BlockDraft, block_draft, copying_pair, reference_logits, tiny_target
 
@@ -141,17 +142,17 @@ def test_context_from_chunks_and_accepted_trees(engine, target, monkeypatch, pag
     recorded.check(target, DRAFTS["plain"])
 
 
-@pytest.mark.parametrize("skipped", [1, 5, 16, 23])
+@pytest.mark.parametrize("skipped", [1, 5, CATCH_UP, CATCH_UP + 7])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_context_from_skipped_steps(engine, target, monkeypatch, skipped, overlap):
     """Two requests that have skipped different numbers of steps, and one that has just come."""
     parts = engine("plain")
     harness = Harness(parts, overlap=overlap)
     harness.scheduler.set_envelope(fixed(0, 1))
-    ids = [harness.submit(PROMPTS[0], max_tokens=40, ignore_eos=True)]
+    ids = [harness.submit(PROMPTS[0], max_tokens=60, ignore_eos=True)]
     for _ in range(3):
         harness.step()
-    ids.append(harness.submit(PROMPTS[1], max_tokens=40, ignore_eos=True))
+    ids.append(harness.submit(PROMPTS[1], max_tokens=60, ignore_eos=True))
     for _ in range(skipped):
         harness.step()
     ids.append(harness.submit(PROMPTS[2], max_tokens=10, ignore_eos=True))
@@ -159,7 +160,7 @@ def test_context_from_skipped_steps(engine, target, monkeypatch, skipped, overla
     harness.scheduler.set_envelope(fixed(4, 2))
     harness.drain()
     assert [harness.answers[i].token_ids for i in ids] == [
-        greedy(target, prompt, count) for prompt, count in zip(PROMPTS, (40, 40, 10), strict=True)
+        greedy(target, prompt, count) for prompt, count in zip(PROMPTS, (60, 60, 10), strict=True)
     ]
     recorded.check(target, DRAFTS["plain"])
 
@@ -219,7 +220,7 @@ def test_a_draft_that_is_right_is_always_accepted(copying, page_size, overlap, d
     prompts = [prompt, prompt[5:14]]
     if disturbed == "prefix hit":
         harness.run([[*prompt, 3]], max_tokens=2)
-    ids = [harness.submit(each, max_tokens=45, ignore_eos=True) for each in prompts]
+    ids = [harness.submit(each, max_tokens=64, ignore_eos=True) for each in prompts]
     if disturbed:
         for _ in range(3):
             harness.step()
@@ -228,15 +229,15 @@ def test_a_draft_that_is_right_is_always_accepted(copying, page_size, overlap, d
         harness.scheduler.retract_latest()
     if disturbed.startswith("disabled"):
         harness.scheduler.set_envelope(fixed(0, 1))
-        for _ in range(19 if disturbed.endswith("long") else 7):
+        for _ in range(CATCH_UP + 3 if disturbed.endswith("long") else 7):
             harness.step()
         harness.scheduler.set_envelope(fixed(4, 1))
     harness.worker.steps.clear()
     harness.drain()
     for request_id, each in zip(ids, prompts, strict=True):
         answer = harness.answers[request_id].token_ids
-        assert answer == greedy(target, each, 45)
-        assert answer == [(each[-PERIOD:] * 7)[i] for i in range(45)]
+        assert answer == greedy(target, each, 64)
+        assert answer == (each[-PERIOD:] * 64)[:64]
     if disturbed == "prefix hit":
         last = harness.answers[ids[0]].last
         assert last is not None
