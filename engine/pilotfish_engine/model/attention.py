@@ -40,7 +40,7 @@ class GroupedQueryAttention:
         self.window = window
 
     def __call__(self, x: Tensor, inputs: ForwardInputs, kv: KVCache, layer: int) -> Tensor:
-        k, v = kv.k[layer], kv.v[layer]
+        k, v = kv.layers[layer]
         qkv = self.qkv(x)
         if self.qk_norm is not None:
             self._norm_heads(qkv, num_kv_heads=k.shape[1])

@@ -39,6 +39,9 @@ class Verdict:
 def verify(tree: DraftTree, target_ids: torch.Tensor, num_steps: int) -> Verdict:
     """target_ids: int64 [B, W], the target's token after each node. num_steps bounds the tree's depth."""
     batch, nodes = tree.token_ids.shape
+    if nodes == 1:  # nothing was drafted
+        none = torch.zeros_like(target_ids)
+        return Verdict(target_ids, torch.ones_like(target_ids[:, 0]), none, tree.flat)
     length = min(nodes, num_steps + 1)
     number = torch.arange(nodes, device=target_ids.device).expand(batch, nodes)
     agrees = (tree.token_ids == target_ids.gather(1, tree.parents)) & tree.real

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
@@ -14,6 +15,11 @@ class KVCache:
     k: torch.Tensor
     v: torch.Tensor
     page_size: int
+
+    @cached_property
+    def layers(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """k and v of each layer."""
+        return list(zip(self.k.unbind(), self.v.unbind(), strict=True))
 
 
 @dataclass(frozen=True)
