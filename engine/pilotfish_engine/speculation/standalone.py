@@ -12,8 +12,9 @@ import torch
 
 from pilotfish_engine.contract.speculation import MAX_TOPK, Envelope, Settings
 from pilotfish_engine.errors import MethodError
+from pilotfish_engine.model.checkpoint import check_tensors, open_checkpoint
 from pilotfish_engine.model.decoder import Decoder
-from pilotfish_engine.model.loading import load, read_shape
+from pilotfish_engine.model.loading import load
 from pilotfish_engine.speculation.growth import Frontier, Places, grow, rows_needed
 from pilotfish_engine.speculation.proposer import Models, ProposerContext, TargetHidden
 from pilotfish_engine.speculation.tree import Candidates
@@ -125,8 +126,10 @@ def recognises(models: Models) -> bool:
 
 def check(models: Models, envelope: Envelope) -> None:
     assert models.draft is not None, "the registry has checked that a draft is given"
-    vocabulary = read_shape(models.draft).vocab_size
+    checkpoint = open_checkpoint(models.draft)
+    vocabulary = checkpoint.shape.vocab_size
     models.check_vocabulary(models.draft, vocabulary)
+    check_tensors(checkpoint)
     if envelope.topk > vocabulary:
         raise MethodError(f"topk is {envelope.topk}, and the draft knows {vocabulary} tokens; at most that would work")
 

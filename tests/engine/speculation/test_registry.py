@@ -113,6 +113,20 @@ def test_a_draft_that_nobody_knows(pairs, tmp_path, only_metadata):
             assemble(configuration(target, "Auto", tmp_path / name, 16, 4, 1))
 
 
+@pytest.mark.parametrize("method", ["Auto", "STANDALONE"])
+def test_a_part_of_a_model_is_refused_before_the_target_is_read(pairs, tmp_path, only_metadata, method):
+    """Heads that came with another model, say: a folder with a model's config and some of its tensors."""
+    pair = pairs("STANDALONE", "random")
+    assert pair.draft is not None
+    tensors = load_file(pair.draft / "model.safetensors")
+    (tmp_path / "config.json").write_text((pair.draft / "config.json").read_text())
+    save_file(
+        {name: tensor for name, tensor in tensors.items() if ".layers.0." not in name}, tmp_path / "model.safetensors"
+    )
+    with pytest.raises(UsageError, match=r"tensor model\.layers\.0\..* is missing; .*a complete checkpoint would work"):
+        assemble(configuration(pair.target, method, tmp_path, 16, 4, 1))
+
+
 def test_auto_asks_the_surest_method_first_and_some_never(pairs, own_methods):
     target = pairs("NGRAM", "").target
     asked: list[str] = []
