@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from pilotfish_engine.bench.plan import add_flags as add_bench_flags
-from pilotfish_engine.config import MODEL, OPTIONS, EngineConfig, resolve
+from pilotfish_engine.config import MODEL, OPTIONS, EngineConfig, resolve, share_cores
 from pilotfish_engine.errors import UsageError
 from pilotfish_engine.server.process import refuse, serve
 from pilotfish_engine.source import is_local
@@ -69,10 +69,13 @@ def _bench(flags: Mapping[str, Any]) -> NoReturn:
 
 
 def _train(flags: Mapping[str, Any]) -> NoReturn:
-    from pilotfish_engine.train.run import train  # imports torch
     from pilotfish_engine.train.settings import from_flags
 
-    train(from_flags(flags))
+    settings = from_flags(flags)
+    share_cores()
+    from pilotfish_engine.train.run import train  # imports torch
+
+    train(settings)
     sys.exit(0)
 
 

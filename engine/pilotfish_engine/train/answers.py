@@ -80,29 +80,35 @@ def generate(
     ends = None if seconds is None else time.monotonic() + seconds
     waiting = list(reversed(prompts))
     running: dict[str, tuple[Prompt, Answer]] = {}
-    with tqdm(total=len(prompts), desc="answers", unit="answer", dynamic_ncols=True) as bar:
-        tokens = 0
-        while waiting or running:
-            while waiting and len(running) < 2 * limits.max_running_requests:
-                prompt, temperature = waiting.pop()
-                most = min(max_tokens, limits.max_model_len - len(prompt.token_ids))
-                params = SamplingParams(max_tokens=most, temperature=temperature, seed=seed + prompt.line)
-                running[str(prompt.line)] = prompt, Answer(temperature, [])
-                core.submit(Submit(request_id=str(prompt.line), prompt=prompt.token_ids, params=params))
-            for output in core.step():
-                prompt, answer = running[output.request_id]
-                answer.tokens.extend(output.token_ids)
-                tokens += len(output.token_ids)
-                if output.error is not None:
-                    raise UsageError(f"the target does not answer the prompt of line {prompt.line}: {output.error}")
-                if output.finish_reason is not None:
-                    del running[output.request_id]
-                    bar.update()
-                    yield prompt, answer
-            bar.set_postfix(tokens=tokens, refresh=False)
-            if ends is not None and time.monotonic() > ends:
-                break
+    while waiting or running:
+        while waiting and len(running) < 2 * limits.max_running_requests:
+            prompt, temperature = waiting.pop()
+            most = min(max_tokens, limits.max_model_len - len(prompt.token_ids))
+            params = SamplingParams(max_tokens=most, temperature=temperature, seed=seed + prompt.line)
+            running[str(prompt.line)] = prompt, Answer(temperature, [])
+            core.submit(Submit(request_id=str(prompt.line), prompt=prompt.token_ids, params=params))
+        for output in core.step():
+            prompt, answer = running[output.request_id]
+            answer.tokens.extend(output.token_ids)
+            if output.error is not None:
+                raise UsageError(f"the target does not answer the prompt of line {prompt.line}: {output.error}")
+            if output.finish_reason is not None:
+                del running[output.request_id]
+                yield prompt, answer
+        if ends is not None and time.monotonic() > ends:
+            break
     for request_id, (prompt, answer) in running.items():
         core.abort(request_id)
         if answer.tokens:
+            yield prompt, answer
+
+
+def counted(answers: Iterator[tuple[Prompt, Answer]], total: int) -> Iterator[tuple[Prompt, Answer]]:
+    """The same, with a bar on the terminal."""
+    with tqdm(total=total, desc="answers", unit="answer", dynamic_ncols=True) as bar:
+        tokens = 0
+        for prompt, answer in answers:
+            tokens += len(answer.tokens)
+            bar.set_postfix(tokens=tokens, refresh=False)
+            bar.update()
             yield prompt, answer

@@ -31,16 +31,21 @@ def aux_layers(target: ModelShape) -> tuple[int, int, int]:
 def check_memory(
     settings: TrainSettings, target: ModelShape, head: HeadSizes, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Raises UsageError where the estimate is above what is free."""
-    free = free_bytes(device)
+    """Raises UsageError where the estimate is above what is free. Ranks on a CPU share its memory; of GPUs each rank
+    asks its own."""
+    ranks = settings.ranks
+    free = free_bytes(device) / (ranks if device.type == "cpu" else 1)
     fixed, each = _estimate(settings, target, head, dtype)
-    if fixed + each * settings.batch_tokens <= free:
+    uneven = (ranks - 1) * settings.max_length  # a rank may have one more sequence than its share
+    needed = fixed + each * min(settings.batch_tokens, (settings.batch_tokens + uneven) / ranks)
+    if needed <= free:
         return
-    fitting = int((free - fixed) / each)
+    fitting = int((free - fixed) / each * ranks - uneven)
     advice = f"--batch-tokens {fitting} would work" if fitting >= settings.max_length else "more memory would work"
+    for_each = " for each rank" if ranks > 1 else ""
     raise UsageError(
-        f"training needs about {_gigabytes(fixed + each * settings.batch_tokens)} with --batch-tokens "
-        f"{settings.batch_tokens}, and {_gigabytes(free)} are free; {advice}"
+        f"training needs about {_gigabytes(needed)}{for_each} with --batch-tokens {settings.batch_tokens}, and "
+        f"{_gigabytes(free)} are free; {advice}"
     )
 
 

@@ -46,8 +46,9 @@ class Lesson:
             (lambda: torch.autocast(embedding.device.type, torch.bfloat16)) if coarse else nullcontext
         )
 
-    def loss(self, batch: SequenceBatch) -> Tensor:
-        """A scalar to differentiate, per place."""
+    def loss(self, batch: SequenceBatch, places: int) -> Tensor:
+        """A scalar to differentiate, per place. places: of the whole batch, of which `batch` may be a part; the losses
+        of its parts add up to its own."""
         hidden, features = self.teacher.read(batch.tokens)
         # row i + s is of the token that root i drafts at step s
         wanted = functional.pad(self.teacher.probabilities(hidden[batch.roots + 1]), (0, 0, 0, self.steps))
@@ -58,7 +59,7 @@ class Lesson:
                 logits = self.head.lm_head(out.flatten(0, 1)[batch.roots]).float()
                 part = functional.cross_entropy(logits, wanted[step : step + len(logits)].float(), reduction="none")
                 total = total + weight * part.masked_fill(batch.left <= step, 0).sum()
-        return total / (len(batch.roots) * sum(weights))
+        return total / (places * sum(weights))
 
     def _unrolled(self, batch: SequenceBatch, features: Tensor) -> Sequence[Tensor]:
         return list(self.head.unroll(features, batch.tokens, self.embedding, self.steps))

@@ -9,7 +9,10 @@ from typing import Any
 
 from pilotfish_engine.errors import UsageError
 
-FREE = ("target", "data", "out", "dtype", "max_running_requests", "generate_seconds", "train_seconds", "save_seconds")
+FREE = (
+    "target", "data", "out", "dtype", "max_running_requests", "generate_seconds", "train_seconds", "save_seconds",
+    "ranks",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -17,7 +20,8 @@ class TrainSettings:
     """target: a source, as for serving. data: see `prompts`. out: the head's folder. draft_steps: of training-time
     test. held_out: prompts kept apart, whose greedy answers measure acceptance. batch_tokens: of one optimizer step,
     padding included. max_length: of prompt and answer together; a prompt takes half of it at most. Seconds bound the
-    two phases, of which the learning rate falls to nothing by the end of the second."""
+    two phases, of which the learning rate falls to nothing by the end of the second. ranks: processes with a device
+    each that share every step; a run may go on with another number of them."""
 
     target: str
     data: str
@@ -36,6 +40,7 @@ class TrainSettings:
     generate_seconds: float | None = None
     train_seconds: float | None = None
     save_seconds: float = 60.0
+    ranks: int = 1
 
     def identity(self) -> dict[str, Any]:
         """What may not change when a run goes on."""
@@ -87,6 +92,7 @@ OPTIONS = (
     TrainOption("generate_seconds", float, 0, 1e9, "the target answers no longer than this"),
     TrainOption("train_seconds", float, 0, 1e9, "training takes no longer than this"),
     TrainOption("save_seconds", float, 0, 1e9, "from one checkpoint to the next"),
+    TrainOption("ranks", int, 1, 64, "GPUs of this machine that share the work"),
 )
 
 

@@ -3,7 +3,7 @@
 What rank 0's worker is told, the followers are told in the same order, through a pipe each; the settings of a step are
 rank 0's choice and travel with the call. What is decided from logits is broadcast in the step itself. Ranks meet
 through a file in memory and on the loopback interface only. A rank that dies or fails ends the engine, as the others
-would wait for it for ever.
+would wait for it for ever. `Followers`, `join` and `received` serve ranks of other kinds too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import BinaryIO
+from io import BufferedReader, RawIOBase
+from typing import BinaryIO, TypeVar, cast
 
 import msgspec
 import torch
@@ -28,8 +29,10 @@ from pilotfish_engine.model.parallel import Ranks
 from pilotfish_engine.types import Admission, Batch, GenerationBatchResult, SpeculationReport, WorkerLimits
 from pilotfish_engine.worker.target import TargetWorker
 
+CAUSE_SECONDS = 0.2
 _LENGTH_BYTES = 4  # in front of each message
-_CAUSE_SECONDS = 0.2
+
+_Told = TypeVar("_Told")
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
@@ -57,13 +60,13 @@ class Release(msgspec.Struct, frozen=True, tag=True):
 Message = Load | Admit | Run | Release
 
 
-def check_devices(size: int) -> None:
-    """Raises UsageError where the ranks are more than the GPUs; on a machine without any they share its CPU."""
+def check_devices(size: int, flag: str = "--tensor-parallel-size") -> None:
+    """flag: the one that says the size. Raises UsageError where the ranks are more than the GPUs; on a machine without
+    any they share its CPU."""
     found = torch.cuda.device_count() if torch.cuda.is_available() else size
     if size > found:
         raise UsageError(
-            f"--tensor-parallel-size is {size}, and this machine has {found} GPU{'s' if found > 1 else ''}; "
-            f"at most {found} would work"
+            f"{flag} is {size}, and this machine has {found} GPU{'s' if found > 1 else ''}; at most {found} would work"
         )
 
 
@@ -90,16 +93,26 @@ def join(rank: int, size: int, store: int) -> Ranks:
 
 class Followers:
     """The processes of ranks 1 … size − 1. command: what starts one, to which its rank, the size, the descriptor of
-    `join` and this process's id are added. end: called, on any thread, with why the group cannot go on."""
+    `join` and this process's id are added. end: called, on any thread, with why the group cannot go on. work: what ends
+    with a rank. replies: whether what a follower writes to its standard output is read here."""
 
-    def __init__(self, size: int, command: Sequence[str], end: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        size: int,
+        command: Sequence[str],
+        end: Callable[[str], None],
+        work: str = "engine",
+        replies: bool = False,
+    ) -> None:
         self.end = end
+        self.replies: list[BinaryIO] = []
         self._size = size
         self._command = command
+        self._work = work
+        self._output = subprocess.PIPE if replies else None
         self._store = os.memfd_create("ranks")
         self._processes: list[subprocess.Popen[bytes]] = []
         self._closing = False
-        self._encoder = msgspec.msgpack.Encoder()
         self._turn = threading.Lock()  # with overlap a row is released while a step is under way
 
     def start(self) -> Ranks:
@@ -107,20 +120,25 @@ class Followers:
         for rank in range(1, self._size):
             numbers = (rank, self._size, self._store, os.getpid())
             command = [*self._command, *(str(number) for number in numbers)]
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[self._store], bufsize=0)
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=self._output, pass_fds=[self._store], bufsize=0
+            )
             self._processes.append(process)
+            if process.stdout is not None:
+                self.replies.append(BufferedReader(cast(RawIOBase, process.stdout)))
             threading.Thread(target=self._watch, args=(rank, process), daemon=True).start()
         return join(0, self._size, self._store)
 
-    def send(self, message: Message) -> None:
-        body = self._encoder.encode(message)
-        framed = memoryview(len(body).to_bytes(_LENGTH_BYTES) + body)
+    def send(self, message: msgspec.Struct) -> None:
+        """To all."""
+        frame = framed(message)
         with self._turn:
             for process in self._processes:
-                assert process.stdin is not None
-                left = framed
-                while left:
-                    left = left[process.stdin.write(left) :]
+                _write(process, frame)
+
+    def send_to(self, rank: int, message: msgspec.Struct) -> None:
+        with self._turn:
+            _write(self._processes[rank - 1], framed(message))
 
     def close(self) -> None:
         """Ends the followers and this process's part in the group."""
@@ -130,6 +148,8 @@ class Followers:
             process.wait()
             assert process.stdin is not None
             process.stdin.close()
+        for reply in self.replies:
+            reply.close()
         if dist.is_initialized():
             dist.destroy_process_group()
         os.close(self._store)
@@ -138,7 +158,14 @@ class Followers:
         code = process.wait()
         if not self._closing:
             how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            self.end(f"rank {rank} of {self._size} ended unexpectedly ({how}), and the engine with it")
+            self.end(f"rank {rank} of {self._size} ended unexpectedly ({how}), and the {self._work} with it")
+
+
+def _write(process: subprocess.Popen[bytes], frame: bytes) -> None:
+    assert process.stdin is not None
+    left = memoryview(frame)
+    while left:
+        left = left[process.stdin.write(left) :]
 
 
 class Leader:
@@ -168,7 +195,7 @@ class Leader:
         try:
             return self._worker.run(batch, settings)
         except Exception as error:
-            time.sleep(_CAUSE_SECONDS)  # when a rank has died, that is the cause, and its watcher says so
+            time.sleep(CAUSE_SECONDS)  # when a rank has died, that is the cause, and its watcher says so
             self._followers.end(f"rank 0 failed in a step ({type(error).__name__}: {error}), and the engine with it")
             raise
 
@@ -189,7 +216,7 @@ class Leader:
 def follow(pipe: BinaryIO, load: Callable[[Load], TargetWorker]) -> None:
     """Does what rank 0 does, until its pipe ends."""
     worker: TargetWorker | None = None
-    for message in _received(pipe):
+    for message in received(pipe, msgspec.msgpack.Decoder(Message)):
         if isinstance(message, Load):
             worker = load(message)
             continue
@@ -204,7 +231,17 @@ def follow(pipe: BinaryIO, load: Callable[[Load], TargetWorker]) -> None:
                 worker.release(row)
 
 
-def _received(pipe: BinaryIO) -> Iterator[Message]:
-    decoder = msgspec.msgpack.Decoder(Message)
+def framed(message: msgspec.Struct) -> bytes:
+    """As `received` reads it."""
+    body = msgspec.msgpack.encode(message)
+    return len(body).to_bytes(_LENGTH_BYTES) + body
+
+
+def received(pipe: BinaryIO, decoder: msgspec.msgpack.Decoder[_Told]) -> Iterator[_Told]:
+    """pipe: buffered. What comes through it, until it ends; a message that is cut there is none."""
     while head := pipe.read(_LENGTH_BYTES):
-        yield decoder.decode(pipe.read(int.from_bytes(head)))
+        length = int.from_bytes(head)
+        body = pipe.read(length)
+        if len(body) < length:
+            return
+        yield decoder.decode(body)

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,30 +20,9 @@ from pilotfish_engine.train.head import HeadSizes, TrainedHead
 from pilotfish_engine.train.learning import CHAIN, Lesson, held_out
 from pilotfish_engine.train.run import train
 from pilotfish_engine.train.sequences import Answered
-from pilotfish_engine.train.settings import TrainSettings
 from pilotfish_engine.train.teacher import Teacher
+from tests.engine.train.runs import curve, settings, started, wait_for_points
 from tests.engine.train.tiny import write_target
-
-SEED_AND_SIZE = ("--draft-vocab", "30", "--draft-steps", "5", "--held-out", "4", "--batch-tokens", "128",
-                 "--max-length", "48", "--answer-tokens", "24", "--epochs", "4", "--seed", "3")  # fmt: skip
-
-
-def settings(target: Path, data: Path, out: Path, **fields: object) -> TrainSettings:
-    chosen = TrainSettings(
-        str(target), str(data), str(out), draft_vocab=30, draft_steps=5, epochs=4, batch_tokens=128, max_length=48,
-        answer_tokens=24, learning_rate=5e-4, held_out=4, seed=3, dtype="float32",
-    )  # fmt: skip
-    return replace(chosen, **fields)  # type: ignore[arg-type]
-
-
-@pytest.fixture(scope="module")
-def whole(target_folder: Path, prompts_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run without a break."""
-    return train(settings(target_folder, prompts_file, tmp_path_factory.mktemp("whole") / "head"))
-
-
-def curve(out: Path) -> list[dict[str, float]]:
-    return json.loads((out / "training/curve.json").read_text())
 
 
 def test_the_loss_falls_and_all_is_written(whole: Path) -> None:
@@ -109,14 +83,8 @@ def test_the_same_seed_and_a_kill_in_between_give_the_same_weights(
     """SIGKILL of the process while it trains, saving at every step; the next one ends where the run without a break
     did, to the bit."""
     out = tmp_path / "head"
-    command = [sys.executable, "-m", "pilotfish_engine.cli", "train-draft", str(target_folder), "--data"]
-    command += [str(prompts_file), "--out", str(out), *SEED_AND_SIZE, "--dtype", "float32", "--save-seconds", "0"]
-    process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())})
-    state, points, ends = out / "training/state.safetensors", out / "training/curve.json", time.monotonic() + 240
-    while not (state.exists() and points.exists() and len(curve(out)) >= 3):  # the curve is written behind the state
-        assert process.poll() is None, "it ended before it could be killed"
-        assert time.monotonic() < ends
-        time.sleep(0.01)
+    process = started(target_folder, prompts_file, out, "--save-seconds", "0")
+    wait_for_points(process, out, 3)
     process.send_signal(signal.SIGKILL)
     process.wait()
     before = curve(out)
@@ -124,7 +92,7 @@ def test_the_same_seed_and_a_kill_in_between_give_the_same_weights(
     after = curve(out)
     assert after[: len(before)] == before
     assert after[-1]["step"] == curve(whole)[-1]["step"]
-    found, expected = load_file(state), load_file(whole / "training/state.safetensors")
+    found, expected = load_file(out / "training/state.safetensors"), load_file(whole / "training/state.safetensors")
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
@@ -145,6 +113,10 @@ def test_a_finished_run_is_not_run_again(whole: Path, target_folder: Path, promp
         ({"epochs": 5}, r"holds a run with epochs 4, not 5"),
         ({"held_out": 14}, r"--held-out is 14, and --data .* has 14 usable lines; fewer held out, or more lines"),
         ({"batch_tokens": 1 << 40}, r"training needs about .* GB with --batch-tokens .*, and .* GB are free; --batch-"),
+        (
+            {"batch_tokens": 1 << 40, "ranks": 2},
+            r"needs about .* GB for each rank with --batch-tokens .*; --batch-tokens",
+        ),
         ({"data": "/nowhere"}, r"--data /nowhere cannot be read \(No such file or directory\)"),
     ],
 )
