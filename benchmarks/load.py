@@ -38,6 +38,7 @@ from pilotfish_engine.worker.target import TargetWorker
 REQUESTS = 64
 PROMPT, STEPS = 48, 16  # tokens of a prompt, steps that are timed
 ROUNDS = 2
+QUEUE_ROUNDS = 6  # in which the queues are taken in turn
 VOCABULARY = 8192
 SHAPES = {
     "four layers of SmolLM2": LlamaConfig(
@@ -146,24 +147,21 @@ def by_part(parts: Parts, tokenizer: Tokenizer, settings: EnvelopeUpdate, mixed:
     return best
 
 
-def first_token_ms(parts: Parts, tokenizer: Tokenizer, waiting: int) -> tuple[float, float]:
-    """Of the first and of the last of 64 + `waiting` requests that come at once, least of some rounds."""
-    least = [float("inf"), float("inf")]
-    for turn in range(ROUNDS):
-        scheduler = engine(parts, tokenizer, SETTINGS["plain"])
-        bodies = submits(REQUESTS + waiting, 8, mixed=False, seed=turn)
-        requests = [msgspec.msgpack.decode(body, type=Submit) for body in bodies]
-        ends = [requests[0].request_id, requests[-1].request_id]
-        begun = time.thread_time()
-        for request in requests:
-            scheduler.submit(request)
-        first: dict[str, float] = {}
-        while scheduler.has_work:
-            for output in scheduler.step():
-                if output.request_id in ends:
-                    first.setdefault(output.request_id, (time.thread_time() - begun) * 1e3)
-        least = [min(before, first[name]) for before, name in zip(least, ends, strict=True)]
-    return least[0], least[1]
+def first_token_ms(parts: Parts, tokenizer: Tokenizer, waiting: int, seed: int) -> tuple[float, float]:
+    """Of the first and of the last of 64 + `waiting` requests that come at once."""
+    scheduler = engine(parts, tokenizer, SETTINGS["plain"])
+    bodies = submits(REQUESTS + waiting, 8, mixed=False, seed=seed)
+    requests = [msgspec.msgpack.decode(body, type=Submit) for body in bodies]
+    ends = [requests[0].request_id, requests[-1].request_id]
+    begun = time.thread_time()
+    for request in requests:
+        scheduler.submit(request)
+    first: dict[str, float] = {}
+    while scheduler.has_work:
+        for output in scheduler.step():
+            if output.request_id in ends:
+                first.setdefault(output.request_id, (time.thread_time() - begun) * 1e3)
+    return first[ends[0]], first[ends[1]]
 
 
 def main() -> int:
@@ -183,9 +181,10 @@ def main() -> int:
             bars.append(Bar(f"step / all of it, {row}", 1 / (1 + around), 1 / (1 + MOST_AROUND)))
     print("ms of CPU until a first token, of requests that come at once (prompt 48, answer 8)")
     print(f"{'waiting':>10}{'the first':>12}{'the last':>12}{'a place':>10}")
+    rounds = [[first_token_ms(parts, tokenizer, waiting, turn) for waiting in WAITING] for turn in range(QUEUE_ROUNDS)]
     places = []
-    for waiting in WAITING:
-        first, last = first_token_ms(parts, tokenizer, waiting)
+    for waiting, found in zip(WAITING, zip(*rounds, strict=True), strict=True):
+        first, last = (min(ms) for ms in zip(*found, strict=True))
         places.append(last / (REQUESTS + waiting))
         print(f"{waiting:10}{first:12.1f}{last:12.1f}{places[-1]:10.2f}", flush=True)
     bars.append(Bar("a place in the shorter queue / in the longest", places[1] / places[-1], 1 / MOST_GROWTH))
