@@ -183,8 +183,8 @@ def main() -> int:
     print(f"{'waiting':>10}{'the first':>12}{'the last':>12}{'a place':>10}")
     rounds = [[first_token_ms(parts, tokenizer, waiting, turn) for waiting in WAITING] for turn in range(QUEUE_ROUNDS)]
     places = []
-    for waiting, found in zip(WAITING, zip(*rounds, strict=True), strict=True):
-        first, last = min(first for first, _ in found), min(last for _, last in found)
+    for number, waiting in enumerate(WAITING):
+        first, last = (min(found[number][end] for found in rounds) for end in (0, 1))
         places.append(last / (REQUESTS + waiting))
         print(f"{waiting:10}{first:12.1f}{last:12.1f}{places[-1]:10.2f}", flush=True)
     bars.append(Bar("a place in the shorter queue / in the longest", places[1] / places[-1], 1 / MOST_GROWTH))
