@@ -53,7 +53,7 @@ def accepted(target: Tensor, draft: Tensor, temperature: float) -> dict[str, flo
             top_p=torch.ones(count),
             min_p=torch.zeros(count),
             seeds=torch.full((count,), draw),
-                filtered=False,
+            filtered=False,
         )
         at = torch.arange(count)
         same = choose(target, at, rows) == draft_logits(draft, at, rows).argmax(dim=1)

@@ -64,11 +64,7 @@ class Timed:
         return emitted / seconds
 
     def together(self, update: EnvelopeUpdate, prompts: Sequence[Prompt]) -> float:
-        """Tokens a second of a batch."""
-        return self.tokens * len(prompts) / self.seconds(update, prompts)
-
-    def seconds(self, update: EnvelopeUpdate, prompts: Sequence[Prompt]) -> float:
-        """For `tokens` tokens a request on average, of a batch in which all have their first."""
+        """Tokens a second of a batch in which all have their first, until each has `tokens` more on average."""
         self.scheduler.set_envelope(update)
         answered, emitted = self._begun(prompts, self.room), 0
         begun = time.perf_counter()
@@ -76,10 +72,10 @@ class Timed:
             outputs = self.scheduler.step()
             assert all(output.finish_reason is None for output in outputs), "the batch is whole while it is timed"
             emitted += sum(len(output.token_ids) for output in outputs)
-        seconds = (time.perf_counter() - begun) * self.tokens * len(prompts) / emitted
+        seconds = time.perf_counter() - begun
         for request_id in answered:
             self.scheduler.abort(request_id)
-        return seconds
+        return emitted / seconds
 
     def warm(self, prompts: Sequence[Prompt]) -> None:
         """The prompts enter the prefix cache, so that a batch begins together."""

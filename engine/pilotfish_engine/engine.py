@@ -30,7 +30,7 @@ from pilotfish_engine.speculation.step import Step
 from pilotfish_engine.tokenizer import StopStrings, Tokenizer
 from pilotfish_engine.tokenizer import load as load_tokenizer
 from pilotfish_engine.types import Worker, WorkerLimits
-from pilotfish_engine.worker.graphs import CudaRecorder, StepGraphs
+from pilotfish_engine.worker.graphs import StepGraphs, recorder
 from pilotfish_engine.worker.profile import measure
 from pilotfish_engine.worker.ranks import check_devices
 from pilotfish_engine.worker.state import RequestState
@@ -106,7 +106,7 @@ def assemble(
         method=registry.NO_METHOD if method is None else method.name,
         trees=method is not None and method.trees,
         profile=profile,
-        decode=StepGraphs(step, CudaRecorder()) if device.type == "cuda" and ranks is None else None,
+        decode=None if (record := recorder(step)) is None else StepGraphs(step, record),
     )
     stop_text = None if tokenizer is None else lambda stops: StopStrings(tokenizer, stops)
     grammars = None

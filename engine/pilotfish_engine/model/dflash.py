@@ -170,7 +170,7 @@ class ContextKV:
         k, v = self._kv(x).chunk(2, dim=1)
         normed = self._k_norm(k.contiguous().view(-1, self._cos_sin.shape[1])).view(k.shape)
         rows = torch.cat([normed, v], dim=1)  # what rope_and_write takes for Q, K and V without heads of Q
-        kernels.rope_and_write(rows, positions, self._cos_sin, slots, kv.k[layer], kv.v[layer])
+        kernels.rope_and_write(rows, positions, self._cos_sin, slots, *kv.layers[layer])
 
 
 class DFlashDraft:

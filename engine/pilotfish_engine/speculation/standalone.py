@@ -71,7 +71,6 @@ class StandaloneProposer:
     def propose(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:
         k = settings.topk
         first = self._state.seq_lens[rows] + 1
-
         token_rows = rows.repeat_interleave(k, output_size=len(host_rows) * k)
         places = Places(self._state, rows, first, settings.num_steps - 1, k)
 

@@ -61,6 +61,11 @@ class CudaRecorder:
         return again
 
 
+def recorder(step: Step) -> Recorder | None:
+    """None where steps run as they are: on a CPU, and in a group of ranks."""
+    return CudaRecorder() if step.state.device.type == "cuda" and step.ranks is None else None
+
+
 def bucket(batch: int, most: int) -> int:
     """The size that a batch is padded to: a power of two or one and a half of it, at most `most`."""
     power = 1 << (batch - 1).bit_length()
@@ -95,19 +100,18 @@ class StepGraphs:
             return self._step.run(rows, host_rows, settings)
         size = bucket(len(host_rows), state.padding_row)
         kind = (size, settings.num_steps, settings.topk, settings.num_draft_tokens, traits)
-        padding = [state.padding_row] * (size - len(host_rows))
-        graph = self._graphs.get(kind)
-        if graph is None:
-            padded = torch.cat([rows, rows.new_tensor(padding)]) if padding else rows.clone()
-            graph = self._first(kind, padded, [*host_rows, *padding], settings)
-        else:
+        if kind in self._graphs:
             self._graphs.move_to_end(kind)
-            graph.rows[: len(host_rows)] = rows
-            graph.rows[len(host_rows) :] = state.padding_row
+            graph = self._graphs[kind]
+        else:
+            padding = [state.padding_row] * (size - len(host_rows))
+            graph = self._first(kind, rows.new_empty(size), [*host_rows, *padding], settings)
+        graph.rows[: len(host_rows)] = rows
+        graph.rows[len(host_rows) :] = state.padding_row
         return _of_first(graph.again(), len(host_rows))
 
     def _first(self, kind: Kind, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> _Recorded:
-        """Of the first two steps of a kind."""
+        """Of the first two steps of a kind. rows: to be filled before it is run."""
 
         def run() -> StepResult:
             self._step.state.clear_padding()

@@ -16,7 +16,7 @@ from pilotfish_engine.speculation.proposer import TargetHidden
 from pilotfish_engine.speculation.step import Step
 from pilotfish_engine.speculation.tree import Candidates, DraftTree, cut
 from pilotfish_engine.speculation.verify import Verdict
-from pilotfish_engine.worker.graphs import CudaRecorder
+from pilotfish_engine.worker.graphs import recorder
 
 Run = Callable[[torch.Tensor, Sequence[int]], object]  # over rows, int64 [B] on the device and the same on the host
 
@@ -46,7 +46,7 @@ class _Bench:
         state = step.state
         pages = torch.arange(state.page_table.numel(), device=state.device) % num_pages + 1
         state.page_table.copy_(pages.view_as(state.page_table))
-        self.record = CudaRecorder() if state.device.type == "cuda" and step.ranks is None else None
+        self.record = recorder(step)
 
     def restore(self) -> None:
         state = self.step.state
