@@ -1,8 +1,9 @@
 """Decode tokens/s by concurrency: an engine without a draft beside one with, as chain, as tree, and as it adapts.
 
-At each concurrency all are run in turn, ROUNDS times over. The best of each is shown, and the median of its ratios to
-plain of the same round, which something else on the machine disturbs least. Greedy. A request alone is answered to the
-end; several at once stay together for MOST_TOKENS tokens each, and no answer ends.
+At each concurrency all are run in turn, ROUNDS times over, and once before that untimed: this is about a load that
+lasts, whose steps are recorded. The best of each is shown, and the median of its ratios to plain of the same round,
+which something else on the machine disturbs least. Greedy. A request alone is answered to the end; several at once stay
+together for MOST_TOKENS tokens each, and no answer ends.
 """
 
 from __future__ import annotations
@@ -112,14 +113,15 @@ def run(given: Run) -> list[Row]:
     rows: list[Row] = []
     for level in levels:
         rates: dict[str, list[float]] = {name: [] for name in SETTINGS}
-        for turn in range(ROUNDS):
+        for turn in range(1 + ROUNDS):
             for name, update in SETTINGS.items():
-                working(f"{level} at once, round {turn + 1}/{ROUNDS}, {name}")
+                working(f"{level} at once, round {turn}/{ROUNDS}, {name}")
                 timed = plain if name == "plain" else drafting
                 if level > 1:
-                    rates[name].append(timed.together(update, prompts[:level]))
+                    found = timed.together(update, prompts[:level])
                 else:
-                    rates[name].append(timed.alone(update, prompts[: SOLO[where]]))
+                    found = timed.alone(update, prompts[: SOLO[where] if turn else 3])
+                rates[name] += [found] if turn else []
         ratio = {
             name: median(rate / base for rate, base in zip(found, rates["plain"], strict=True))
             for name, found in rates.items()

@@ -106,7 +106,7 @@ def assemble(
         method=registry.NO_METHOD if method is None else method.name,
         trees=method is not None and method.trees,
         profile=profile,
-        decode=None if (record := recorder(step)) is None else StepGraphs(step, record),
+        graphs=None if (record := recorder(step)) is None else StepGraphs(step, record),
     )
     stop_text = None if tokenizer is None else lambda stops: StopStrings(tokenizer, stops)
     grammars = None

@@ -75,9 +75,9 @@ def _copied(
     if nodes is None:
         return [([0], [0], [at]) for at, _ in members]
     which = torch.tensor([at for at, _ in members], dtype=torch.int64).to(nodes.flat.device)
-    counts = nodes.real[which].sum(dim=1).tolist()
-    together = torch.stack([nodes.token_ids[which], nodes.parents[which], nodes.flat[which]], dim=1).tolist()
+    fields = (nodes.token_ids, nodes.parents, nodes.flat, nodes.real)
+    copied = torch.stack([field[which].to(torch.int64) for field in fields], dim=1).tolist()
     return [
-        (token_ids[:count], parents[:count], places[:count])
-        for count, (token_ids, parents, places) in zip(counts, together, strict=True)
+        (token_ids[: sum(real)], parents[: sum(real)], places[: sum(real)])
+        for token_ids, parents, places, real in copied
     ]

@@ -6,11 +6,14 @@ no tensors and no clock (a step's time is passed in) and knows no method.
 A decision holds for DECIDE_EVERY steps or until the batch changes, and gives way only to one that is better by
 HYSTERESIS. What is not run is not measured, so a small part of the time, PROBE_SHARE, goes to probes: what is being run
 earns credit, and a probe spends it as it loses against what it interrupts; while a probe wins, it goes on.
+
+Settings whose steps have to be prepared first (recorded as a graph) wait until running the best of the others has cost
+as much as preparing them will: in all, preparing costs no more than waiting did.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pilotfish_engine.contract.goodput import (
     MARGIN,
@@ -32,6 +35,12 @@ PROBE_SHARE = 0.01
 PROBE_REQUEST_STEPS = 4  # a probe starts when the credit pays for so many if none of them accepts anything
 MAX_PROBE_STEPS = 32
 
+Preparing = Callable[[Settings], float]  # ms that steps of these settings take once, beside their own time; 0: ready
+
+
+def _ready(settings: Settings) -> float:
+    return 0.0
+
 
 class Controller:
     """One per engine. Call `choose` before and `observe` after each decode step; with overlap `observe` may come late.
@@ -52,11 +61,12 @@ class Controller:
         self._context_per_request = 0.0
         self._running_ms = 0.0  # of a step of _settings, as of the last decision
         self._next_probe: Settings | None = None
-        self._probe_price_ms = 0.0
+        self._probe_price_ms = self._probe_preparing_ms = 0.0
         self._probe: Settings | None = None
         self._probe_steps = 0
         self._probes_begun = 0
         self._credit_ms = 0.0
+        self._missed_ms = 0.0  # by waiting with what was not ready, since something was prepared
 
     @property
     def envelope(self) -> Envelope:
@@ -81,7 +91,8 @@ class Controller:
             return "no step has run yet"
         if self._choice.settings == self._settings:
             return self._choice.reason
-        return f"keeps {describe(self._settings)}, as nothing is better by {HYSTERESIS:.0%}: {self._choice.reason}"
+        why = f"nothing that is ready is better by {HYSTERESIS:.0%}"
+        return f"runs {describe(self._settings)}, as {why}: {self._choice.reason}"
 
     def effective(self) -> Effective:
         """What runs now between probes; disable_threshold is the envelope's number, or computed from what is known."""
@@ -99,12 +110,13 @@ class Controller:
         self._envelope = envelope
         self._probe, self._next_probe, self._choice = None, None, None
 
-    def choose(self, batch: int, context_tokens: int) -> Settings:
+    def choose(self, batch: int, context_tokens: int, preparing: Preparing = _ready) -> Settings:
         """Settings of the next step of `batch` ≥ 1 requests that read `context_tokens` KV rows together."""
         self._context_per_request = context_tokens / batch
         if self._choice is None or batch != self._decided_batch or self._steps_since >= DECIDE_EVERY:
-            self._decide(batch, context_tokens)
-        if self._probe is None and self._next_probe and (self._credit_ms >= self._probe_price_ms or self._on_credit()):
+            self._decide(batch, context_tokens, preparing)
+        earned = self._credit_ms >= self._probe_price_ms + self._probe_preparing_ms
+        if self._probe is None and self._next_probe and (earned or self._on_credit()):
             self._probe, self._next_probe, self._credit_ms = self._next_probe, None, self._probe_price_ms
             self._probe_steps = 0
             self._probes_begun += 1
@@ -132,16 +144,17 @@ class Controller:
         """Whether the next probe may start unearned: the first speculative steps may, as nothing is known."""
         return self._estimate.accept_length is None and self._next_probe is not None and self._next_probe.num_steps > 0
 
-    def _decide(self, batch: int, context_tokens: int) -> None:
+    def _decide(self, batch: int, context_tokens: int, preparing: Preparing) -> None:
         before = self._settings
-        self._settings = self._settle(batch, context_tokens)
+        self._settings = self._prepared(self._settle(batch, context_tokens), batch, context_tokens, preparing)
         self._decided_batch, self._steps_since = batch, 0
         self._running_ms = self._step_ms(self._settings, batch, context_tokens)
         if self._settings != before or not self._has_choice(batch):
             self._probe = None
         self._next_probe = None
-        if self._probe is None and self._has_choice(batch):
-            self._price_probe(batch, context_tokens)
+        # what was paid for is run first
+        if self._probe is None and self._has_choice(batch) and preparing(self._settings) == 0:
+            self._price_probe(batch, context_tokens, preparing)
 
     def _settle(self, batch: int, context_tokens: int) -> Settings:
         """The best settings, or those that run while the best are not better by HYSTERESIS."""
@@ -159,14 +172,34 @@ class Controller:
             better /= cost_ratio
         return choice.settings if better >= 1 + HYSTERESIS else self._settings
 
+    def _prepared(self, wanted: Settings, batch: int, context_tokens: int, preparing: Preparing) -> Settings:
+        """`wanted`, or while it is not ready the best that is, until waiting has cost what preparing will."""
+        price = preparing(wanted)
+        if price == 0 or self._is_told(batch):
+            return wanted
+        ready = [s for s in (PLAIN, *candidates(self._envelope)) if preparing(s) == 0]
+        if not ready:
+            return wanted
+        rates = {s: self._rate(s, batch, context_tokens) for s in (wanted, *ready)}
+        instead = max(ready, key=lambda s: rates[s])
+        if self._settings in ready and rates[instead] < rates[self._settings] * (1 + HYSTERESIS):
+            instead = self._settings
+        self._missed_ms += self._steps_since * self._running_ms * max(0.0, 1 - rates[instead] / rates[wanted])
+        if self._missed_ms < price:
+            return instead
+        self._missed_ms = 0.0
+        return wanted
+
+    def _is_told(self, batch: int) -> bool:
+        """Whether the envelope alone says what runs."""
+        threshold = self._envelope.disable_threshold
+        return threshold != "Auto" and (batch >= threshold or self._envelope.tuning == "Fixed")
+
     def _has_choice(self, batch: int) -> bool:
         """Whether the envelope leaves a choice here, and the settings that run are within it."""
-        threshold = self._envelope.disable_threshold
-        if threshold != "Auto" and (batch >= threshold or self._envelope.tuning == "Fixed"):
-            return False
-        return self._settings == PLAIN or self._settings in candidates(self._envelope)
+        return not self._is_told(batch) and (self._settings == PLAIN or self._settings in candidates(self._envelope))
 
-    def _price_probe(self, batch: int, context_tokens: int) -> None:
+    def _price_probe(self, batch: int, context_tokens: int, preparing: Preparing) -> None:
         subjects = self._subjects()
         if not subjects:
             return
@@ -174,6 +207,7 @@ class Controller:
         steps = -(-PROBE_REQUEST_STEPS // batch)
         least = 0.1 * self._step_ms(probe, batch, context_tokens)  # else a free probe would never end
         self._probe_price_ms = steps * max(least, self._loss_ms(probe, batch, context_tokens, committed=1))
+        self._probe_preparing_ms = preparing(probe)
 
     def _subjects(self) -> list[Settings]:
         """What the running settings do not teach: plain's time, deeper chains, trees beside chains and the reverse."""
@@ -196,6 +230,11 @@ class Controller:
         own = self._step_ms(settings, batch, context_tokens)
         running = self._step_ms(self._settings, batch, context_tokens)
         return own - running * committed / (1 + expected_yield(self._estimate.acceptance, self._settings))
+
+    def _rate(self, settings: Settings, batch: int, context_tokens: int) -> float:
+        """Tokens/ms of one request."""
+        committed = 1 + expected_yield(self._estimate.acceptance, settings)
+        return committed / self._step_ms(settings, batch, context_tokens)
 
     def _step_ms(self, settings: Settings, batch: int, context_tokens: int) -> float:
         """By the profile, speculative steps corrected to plain ones."""

@@ -58,9 +58,20 @@ class Step:
             self.proposer.prepare(rows, host_rows, settings)
 
     def run(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> StepResult:
-        """The step itself: the same work for all rows of which `state.traits` are the same."""
+        """The step itself: `draft`, `allowed` and `judge`. The first and the last are the same work for all rows of
+        which `state.traits` are the same."""
         tree = self.draft(rows, host_rows, settings)
-        allowed = self._allowed(host_rows, tree)
+        return self.judge(rows, host_rows, settings, tree, self.allowed(host_rows, tree))
+
+    def judge(
+        self,
+        rows: torch.Tensor,
+        host_rows: Sequence[int],
+        settings: Settings,
+        tree: DraftTree,
+        allowed: torch.Tensor | None,
+    ) -> StepResult:
+        """What follows the draft: the target's pass, its verdict, and what becomes of that."""
         target_ids, hidden, logits = self.target_pass(rows, host_rows, tree, settings.num_steps, allowed)
         verdict = verify(tree, target_ids, settings.num_steps)
         if self.ranks is not None:
@@ -96,7 +107,9 @@ class Step:
         candidates = candidates.only(rows != self.state.padding_row)
         return cut(root_ids, candidates, settings.num_draft_tokens, settings.num_steps)
 
-    def _allowed(self, host_rows: Sequence[int], tree: DraftTree) -> torch.Tensor | None:
+    def allowed(self, host_rows: Sequence[int], tree: DraftTree) -> torch.Tensor | None:
+        """What grammars let follow each place of the pass, as `target_pass` takes it: the host's work. None: no row has
+        one."""
         nodes = TreeNodes(tree.token_ids, tree.parents, tree.real, tree.flat, tree.request.shape[0])
         return self.state.grammars.allowed(host_rows, nodes if tree.token_ids.shape[1] > 1 else None)
 

@@ -2,15 +2,19 @@
 settings and traits of its rows, and replayed from then on; the host launches one thing where it launched hundreds.
 
 Batches are padded to a bucket with the state's row of padding. The first step of a kind runs as it is, which loads its
-kernels; the second is recorded. A step in which the host works (a grammar's masks) is never recorded.
+kernels; the second is recorded. Where the host works within a step (a grammar's masks, between draft and target pass)
+it is two graphs.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+import time
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cache
+from statistics import median
 from typing import Protocol, TypeVar
 
 import torch
@@ -18,9 +22,12 @@ import torch
 from pilotfish_engine.contract.speculation import Settings
 from pilotfish_engine.sampling.logprobs import Logprobs
 from pilotfish_engine.speculation.step import Step, StepResult
+from pilotfish_engine.speculation.tree import DraftTree
 
 MOST_GRAPHS = 64  # the longest unused one goes: a graph keeps a few MiB of the device's memory
 MOST_SEEN = 4096
+FIRST_STEP_MS = 20.0  # until it is measured, by the median of RECENT steps
+RECENT = 9
 
 Result = TypeVar("Result")
 
@@ -72,65 +79,111 @@ def bucket(batch: int, most: int) -> int:
     return min(3 * power // 4 if batch <= 3 * power // 4 else power, most)
 
 
-@dataclass(frozen=True)
-class _Recorded:
-    """rows: int64 [bucket], which the recorded step reads."""
+class _StepGraph:
+    """The steps of one kind, recorded when first run. rows: int64 [bucket], which they read; the host's rows and the
+    settings are those of the first of them."""
 
-    rows: torch.Tensor
-    again: Callable[[], StepResult]
+    def __init__(
+        self, step: Step, record: Recorder, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings
+    ) -> None:
+        self.rows = rows
+        self._step = step
+        self._record = record
+        self._host_rows = host_rows
+        self._settings = settings
+        self._whole: Callable[[], StepResult] | None = None
+        # with a grammar: the part before the masks, and the part that reads them
+        self._first: Callable[[], DraftTree] | None = None
+        self._second: Callable[[], StepResult] | None = None
+        self._allowed = rows.new_empty(0)
+
+    def __call__(self, host_rows: Sequence[int]) -> StepResult:
+        step, settings = self._step, self._settings
+        if not step.state.grammars.guides(host_rows):
+            self._whole = self._whole or self._recorded(lambda: self._padded(step.run))
+            return self._whole()
+        self._first = self._first or self._recorded(lambda: self._padded(step.draft))
+        tree = self._first()
+        allowed = step.allowed(host_rows, tree)
+        assert allowed is not None, "a row has a grammar"
+        if self._second is None:
+            self._allowed = allowed
+            self._second = self._recorded(lambda: step.judge(self.rows, self._host_rows, settings, tree, allowed))
+        else:
+            self._allowed.copy_(allowed)
+        return self._second()
+
+    def _padded(self, part: Callable[[torch.Tensor, Sequence[int], Settings], Result]) -> Result:
+        self._step.state.clear_padding()
+        return part(self.rows, self._host_rows, self._settings)
+
+    def _recorded(self, run: Callable[[], Result]) -> Callable[[], Result]:
+        try:
+            return self._record(run)
+        except RuntimeError as error:  # no memory for it, say: nothing has been run yet, and the step itself still can
+            log.warning("steps of %d rows with %s are not recorded: %s", len(self.rows), self._settings, error)
+            return run
 
 
-Kind = tuple[int, int, int, int, tuple[bool, ...]]
+Kind = tuple[int, Settings, tuple[bool, ...]]  # rows, padding included; and their traits
 
 
 class StepGraphs:
-    """Stands where a Step stands. Results are the step's own until the next call."""
+    """Stands where a Step stands. Results are the step's own until the next call. replayed: whether the last step was
+    a graph that was there before it, and so took as long as others will."""
 
-    def __init__(self, step: Step, record: Recorder) -> None:
+    def __init__(self, step: Step, record: Recorder, clock: Callable[[], float] = time.perf_counter) -> None:
         self._step = step
         self._record = record
-        self._graphs: OrderedDict[Kind, _Recorded] = OrderedDict()
+        self._clock = clock
+        self._graphs: OrderedDict[Kind, _StepGraph] = OrderedDict()
         self._seen: set[Kind] = set()
+        self._slow_ms = deque([FIRST_STEP_MS], maxlen=RECENT)  # steps that were not replayed
+        self.replayed = False
 
     def __call__(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> StepResult:
+        begun = self._clock()
         self._step.prepare(rows, host_rows, settings)
-        state = self._step.state
-        traits = state.traits(host_rows)
-        if traits is None:
-            return self._step.run(rows, host_rows, settings)
-        size = bucket(len(host_rows), state.padding_row)
-        kind = (size, settings.num_steps, settings.topk, settings.num_draft_tokens, traits)
+        padding_row = self._step.state.padding_row
+        padded = [*host_rows, *[padding_row] * (bucket(len(host_rows), padding_row) - len(host_rows))]
+        graph, self.replayed = self._of_kind(padded, settings)
+        graph.rows[: len(host_rows)] = rows
+        graph.rows[len(host_rows) :] = padding_row
+        result = _of_first(graph(padded), len(host_rows))
+        if not self.replayed:
+            self._slow_ms.append((self._clock() - begun) * 1e3)
+        return result
+
+    def preparing(self, host_rows: Sequence[int]) -> Callable[[Settings], float]:
+        """What it takes, in ms, until steps of these rows with given settings are replayed; 0 where they are."""
+        traits = cache(lambda: self._step.state.traits(host_rows))
+
+        def price(settings: Settings) -> float:
+            kind = (bucket(len(host_rows), self._step.state.padding_row), settings, traits())
+            return 0.0 if kind in self._graphs else median(self._slow_ms) * (2 - (kind in self._seen))
+
+        return price
+
+    def _of_kind(self, host_rows: Sequence[int], settings: Settings) -> tuple[_StepGraph, bool]:
+        """And whether it was there."""
+        kind = (len(host_rows), settings, self._step.state.traits(host_rows))
         if kind in self._graphs:
             self._graphs.move_to_end(kind)
-            graph = self._graphs[kind]
-        else:
-            padding = [state.padding_row] * (size - len(host_rows))
-            graph = self._first(kind, rows.new_empty(size), [*host_rows, *padding], settings)
-        graph.rows[: len(host_rows)] = rows
-        graph.rows[len(host_rows) :] = state.padding_row
-        return _of_first(graph.again(), len(host_rows))
-
-    def _first(self, kind: Kind, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> _Recorded:
-        """Of the first two steps of a kind. rows: to be filled before it is run."""
-
-        def run() -> StepResult:
-            self._step.state.clear_padding()
-            return self._step.run(rows, host_rows, settings)
-
+            return self._graphs[kind], True
+        rows = torch.empty(len(host_rows), dtype=torch.int64, device=self._step.state.device)
         if kind not in self._seen:
             if len(self._seen) == MOST_SEEN:
                 self._seen.clear()
             self._seen.add(kind)
-            return _Recorded(rows, run)
+            return _StepGraph(self._step, _as_it_is, rows, host_rows, settings), False
         if len(self._graphs) == MOST_GRAPHS:
             self._graphs.popitem(last=False)
-        try:
-            again = self._record(run)
-        except RuntimeError as error:  # no memory for it, say: nothing has been run yet, and the step itself still can
-            log.warning("steps of the kind %s are not recorded: %s", kind, error)
-            again = run
-        self._graphs[kind] = _Recorded(rows, again)
-        return self._graphs[kind]
+        self._graphs[kind] = _StepGraph(self._step, self._record, rows, host_rows, settings)
+        return self._graphs[kind], False
+
+
+def _as_it_is(run: Callable[[], Result]) -> Callable[[], Result]:
+    return run
 
 
 def _of_first(result: StepResult, batch: int) -> StepResult:

@@ -67,16 +67,14 @@ class RequestState:
     def clear_padding(self) -> None:
         self.seq_lens[self.padding_row :].zero_()
 
-    def traits(self, host_rows: Sequence[int]) -> tuple[bool, ...] | None:
-        """What decides of the rows, beside their number, which code a step runs. None: a grammar's masks, which the
-        host makes within the step."""
-        if self.grammars.guides(host_rows):
-            return None
+    def traits(self, host_rows: Sequence[int]) -> tuple[bool, ...]:
+        """What decides of the rows, beside their number, which code a step runs."""
         flags = (self._filtered, self._scored)
         return (
             all(self._greedy[row] for row in host_rows),
             *(any(flag[row] for row in host_rows) for flag in flags),
             *self._processors.traits(host_rows),
+            self.grammars.guides(host_rows),
         )
 
     def admit(self, admission: Admission) -> None:

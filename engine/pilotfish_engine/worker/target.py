@@ -45,8 +45,8 @@ class _HostArray:
 
 
 class TargetWorker:
-    """One step function, one controller, one state. `trees`: the method can use topk above 1. decode: runs the step's
-    decode steps where it is not to run them itself."""
+    """One step function, one controller, one state. `trees`: the method can use topk above 1. graphs: of the step,
+    where it is not to run as it is."""
 
     def __init__(
         self,
@@ -57,10 +57,10 @@ class TargetWorker:
         trees: bool,
         profile: CostProfile | None,
         clock: Callable[[], float] = time.perf_counter,
-        decode: StepGraphs | None = None,
+        graphs: StepGraphs | None = None,
     ) -> None:
         self._step = step
-        self._run_step = decode or step
+        self._graphs = graphs
         self._controller = controller
         self._limits = limits
         self._method = method
@@ -131,7 +131,9 @@ class TargetWorker:
         """What the controller chooses; asked once for each batch, before it runs."""
         if batch.mode is ForwardMode.EXTEND:
             return PLAIN
-        return self._controller.choose(len(batch.rows), batch.context_tokens)
+        if self._graphs is None:
+            return self._controller.choose(len(batch.rows), batch.context_tokens)
+        return self._controller.choose(len(batch.rows), batch.context_tokens, self._graphs.preparing(batch.rows))
 
     @torch.inference_mode()
     def run(self, batch: Batch, settings: Settings) -> GenerationBatchResult:
@@ -143,13 +145,15 @@ class TargetWorker:
 
     def _decode(self, host_rows: Sequence[int], context_tokens: int, settings: Settings) -> GenerationBatchResult:
         begun = self._clock()
-        result = self._run_step(self._step.state.row_index(host_rows), host_rows, settings)
+        result = (self._graphs or self._step)(self._step.state.row_index(host_rows), host_rows, settings)
         # the one copy of the result; waits for the step
         copied = torch.cat([result.accept_lens, result.draft_lens, result.next_token_ids]).tolist()
         batch = len(host_rows)
         accept_lens, draft_lens, next_token_ids = copied[:batch], copied[batch : 2 * batch], copied[2 * batch :]
         logprobs = None if result.logprobs is None else _on_host(result.logprobs)
-        step_ms = (self._clock() - begun) * 1e3
+        # one that was recorded, or ran before it was, says nothing of the others
+        usual = self._graphs is None or self._graphs.replayed
+        step_ms = (self._clock() - begun) * 1e3 if usual else None
         self._controller.observe(settings, context_tokens, accept_lens, step_ms)
         done = GenerationBatchResult(
             next_token_ids=_HostArray(next_token_ids),

@@ -5,45 +5,64 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 import pytest
 import torch
 
+from pilotfish_engine.contract.speculation import PLAIN, Settings
 from pilotfish_engine.engine import Parts
 from pilotfish_engine.worker import graphs
 from pilotfish_engine.worker.graphs import Recorder, StepGraphs, bucket
 from tests.engine.conformance.conftest import prompts, settings_of
 from tests.engine.conformance.harness import NUM_STEPS, Harness, fixed
+from tests.engine.conformance.test_processors import GRAMMARS, LONE_DIGITS, PAIRS
 
 Result = TypeVar("Result")
 
 
 class Again:
-    """Records by calling again."""
+    """Records by calling again: as a graph does, into the tensors of the first result."""
 
     def __init__(self) -> None:
-        self.replayed = 0
+        self.recorded = self.replayed = 0
 
     def __call__(self, run: Callable[[], Result]) -> Callable[[], Result]:
+        self.recorded += 1
+        kept: list[Result] = []
+
         def again() -> Result:
             self.replayed += 1
-            return run()
+            result = run()
+            if kept:
+                overwrite(kept[0], result)
+            else:
+                kept.append(result)
+            return kept[0]
 
         return again
 
 
+def overwrite(kept: Any, result: Any) -> None:
+    """Every tensor of a dataclass, at any depth."""
+    if isinstance(kept, torch.Tensor):
+        kept.copy_(result)
+    elif is_dataclass(kept):
+        for part in fields(kept):
+            overwrite(getattr(kept, part.name), getattr(result, part.name))
+
+
 def recorded(parts: Parts, recorder: Recorder) -> Parts:
     worker = copy.copy(parts.worker)
-    worker._run_step = StepGraphs(parts.step, recorder)
+    worker._graphs = StepGraphs(parts.step, recorder)
     return replace(parts, worker=worker)
 
 
 def kept(parts: Parts) -> int:
     """How many graphs there are."""
-    assert isinstance(parts.worker._run_step, StepGraphs)
-    return len(parts.worker._run_step._graphs)
+    assert isinstance(parts.worker._graphs, StepGraphs)
+    return len(parts.worker._graphs._graphs)
 
 
 SETTINGS = settings_of([(0, 1), (NUM_STEPS, 1), (NUM_STEPS, 4)], "equal", "random")
@@ -64,34 +83,59 @@ def test_recorded_steps_answer_as_plain_decoding(engine, greedy, method, draft, 
     assert again.replayed > 5
 
 
-@pytest.mark.parametrize(("method", "draft", "num_steps", "topk"), [case for case in SETTINGS if case[2] > 0])
-def test_recorded_steps_draw_what_others_draw(engine, method, draft, num_steps, topk):
-    """Rows that are sampled, filtered, penalised, biased and scored, plain steps between drafted ones."""
-    parts = engine(method, draft, 16)
-    kinds: list[dict[str, Any]] = [
-        {"temperature": 0.8},
-        {"temperature": 0.9, "top_p": 0.9, "top_k": 12},
-        {"repetition_penalty": 1.3, "frequency_penalty": 0.2},
-        {"logit_bias": [(5, 1.5)], "min_tokens": 8},
-        {"logprobs": 2},
+DRAFTED = [case for case in SETTINGS if case[2] > 0]
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0.8},
+    {"temperature": 0.9, "top_p": 0.9, "top_k": 12},
+    {"repetition_penalty": 1.3, "frequency_penalty": 0.2},
+    {"logit_bias": [(5, 1.5)], "min_tokens": 8},
+    {"logprobs": 2},
+]
+GUIDED: list[dict[str, Any]] = [
+    {"temperature": 0.8},
+    {"temperature": 0.9, "grammar": PAIRS},
+    {"grammar": LONE_DIGITS, "min_tokens": 8},
+    {"logprobs": 2},
+]
+
+
+def drawn(parts: Parts, kinds: list[dict[str, Any]], num_steps: int, topk: int) -> list[list[int]]:
+    """A request of each kind, shorter and shorter, with plain steps between drafted ones."""
+    harness = Harness(parts, grammars=GRAMMARS.compile)
+    ids = [
+        harness.submit(prompt, max_tokens=30 - 3 * number, seed=number, **kind)
+        for number, (prompt, kind) in enumerate(zip(prompts(len(kinds), seed=62), kinds, strict=True))
     ]
+    for number in range(200):
+        if not harness.scheduler.has_work:
+            break
+        harness.scheduler.set_envelope(fixed(*((0, 1) if number % 7 < 3 else (num_steps, topk))))
+        harness.step()
+    return [harness.answers[request_id].token_ids for request_id in ids]
 
-    def run(parts: Parts) -> list[list[int]]:
-        harness = Harness(parts)
-        ids = [
-            harness.submit(prompt, max_tokens=30 - 3 * number, seed=number, **kind)
-            for number, (prompt, kind) in enumerate(zip(prompts(5, seed=62), kinds, strict=True))
-        ]
-        for number in range(200):
-            if not harness.scheduler.has_work:
-                break
-            harness.scheduler.set_envelope(fixed(*((0, 1) if number % 7 < 3 else (num_steps, topk))))
-            harness.step()
-        return [harness.answers[request_id].token_ids for request_id in ids]
 
+@pytest.mark.parametrize("kinds", [KINDS, GUIDED], ids=["free", "guided"])
+@pytest.mark.parametrize(("method", "draft", "num_steps", "topk"), DRAFTED)
+def test_recorded_steps_draw_what_others_draw(engine, method, draft, num_steps, topk, kinds):
+    """Rows that are sampled, filtered, penalised, biased, scored and guided."""
+    parts = engine(method, draft, 16)
     again = Again()
-    assert run(recorded(parts, again)) == run(parts)
-    assert again.replayed > 0
+    assert drawn(recorded(parts, again), kinds, num_steps, topk) == drawn(parts, kinds, num_steps, topk)
+    assert again.replayed > again.recorded > 0
+
+
+def test_with_a_grammar_a_step_is_two_graphs(engine):
+    """And one from the step on in which nobody has one."""
+    harness = Harness(recorded(engine("NGRAM", "", 16), again := Again()), grammars=GRAMMARS.compile)
+    harness.scheduler.set_envelope(fixed(NUM_STEPS, 4))
+    guided = harness.submit([0, 0, 0, 5, 6], max_tokens=30, grammar=PAIRS, ignore_eos=True)
+    harness.drain()
+    steps = len(harness.worker.steps)
+    assert steps > 3, harness.answers[guided]
+    assert (again.recorded, again.replayed) == (2, 2 * (steps - 1)), "the first step runs as it is"
+    harness.run([[0, 0, 0, 5, 6]], max_tokens=30, ignore_eos=True)
+    others = len(harness.worker.steps) - steps
+    assert (again.recorded, again.replayed) == (3, 2 * (steps - 1) + others - 1)
 
 
 def test_a_step_that_cannot_be_recorded_runs_as_it_is(engine, greedy, caplog):
@@ -120,6 +164,29 @@ def test_graphs_that_are_not_used_make_room(engine, greedy, monkeypatch):
             harness.scheduler.set_envelope(fixed(num_steps, 1))
             assert harness.run([prompt], max_tokens=20, ignore_eos=True) == [greedy(prompt, 20)]
     assert kept(parts) == 2
+
+
+def test_what_recording_costs_is_said_until_it_is_done(engine):
+    parts = engine("NGRAM", "", 16)
+    clock = iter(range(0, 1000, 5))  # 5 s a call
+    subject = StepGraphs(parts.step, Again(), clock=lambda: next(clock))
+    state = parts.step.state
+    row = state.row_index([0])
+
+    def run(settings: Settings) -> bool:
+        subject(row, [0], settings)
+        return subject.replayed
+
+    chain = Settings(num_steps=2, topk=1, num_draft_tokens=3)
+    with torch.inference_mode():
+        before = subject.preparing([0])(PLAIN)
+        assert before == 2 * graphs.FIRST_STEP_MS
+        assert [run(PLAIN) for _ in range(4)] == [False, False, True, True]
+        price = subject.preparing([0])
+        assert (price(PLAIN), price(chain)) == (0, 2 * 5000)
+        assert not run(chain)
+        assert subject.preparing([0])(chain) == 5000
+    assert subject.preparing([0, 1])(PLAIN) > 0, "two rows are another kind"
 
 
 @pytest.mark.parametrize("most", [1, 5, 6, 64, 100])

@@ -273,7 +273,7 @@ def lying(
 
     monkeypatch.setattr(proposer, "propose", propose)
     # the lies are made up on the host, within the step: no graph could hold them
-    monkeypatch.setattr(harness.parts.worker, "_run_step", harness.parts.step)
+    monkeypatch.setattr(harness.parts.worker, "_graphs", None)
 
 
 BATCH = prompts(4, seed=71, shortest=8)

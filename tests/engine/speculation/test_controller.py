@@ -7,15 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pilotfish_engine.contract.goodput import Acceptance, candidates, plain_step_ms
+from pilotfish_engine.contract.goodput import Acceptance, candidates, expected_yield, plain_step_ms, spec_step_ms
 from pilotfish_engine.contract.speculation import PLAIN, CostProfile, Envelope, Settings
 from pilotfish_engine.speculation.acceptance import AcceptanceEstimate
-from pilotfish_engine.speculation.controller import PROBE_SHARE, Controller
+from pilotfish_engine.speculation.controller import DECIDE_EVERY, PROBE_SHARE, Controller
 from tests.engine.speculation.synthetic import (
     CONTEXT,
     CPU_NGRAM,
     H200,
     PROFILES,
+    Blind,
+    Prepared,
     best_static,
     rate,
     simulate,
@@ -30,6 +32,11 @@ FIXED = Envelope(num_steps=3, topk=1, num_draft_tokens=4, tuning="Fixed")
 
 def controller(profile: CostProfile = H200, envelope: Envelope = CHAINS) -> Controller:
     return Controller(envelope, profile, max_batch=256)
+
+
+def running(subject: Controller) -> Settings:
+    told = subject.effective()
+    return Settings(num_steps=told.num_steps, topk=told.topk, num_draft_tokens=told.num_draft_tokens)
 
 
 @pytest.mark.parametrize("accept_length", [1.0, 1.2, 1.6, 2.0, 2.6, 3.2])
@@ -62,10 +69,7 @@ def test_no_flapping_at_constant_load(profile: CostProfile, batch: int, length: 
     acceptance = traffic(length)
     for _ in range(20):
         simulate(subject, profile, lambda _: acceptance, batch, 50)
-        effective = subject.effective()
-        runs.append(
-            Settings(num_steps=effective.num_steps, topk=effective.topk, num_draft_tokens=effective.num_draft_tokens)
-        )
+        runs.append(running(subject))
     settled = runs[4:]
     assert sum(a != b for a, b in pairwise(settled)) <= 2
 
@@ -114,6 +118,46 @@ def test_trees_are_taken_where_siblings_catch_something_and_left_where_not(sibli
     chains = best_static(CPU_NGRAM, acceptance, 1, Envelope(num_steps=3, topk=1, num_draft_tokens=7))
     assert rate(steps[1000:]) >= 0.96 * best_static(CPU_NGRAM, acceptance, 1, trees)
     assert siblings == 0.0 or rate(steps[1000:]) > chains
+
+
+TREES = Envelope(num_steps=5, topk=4, num_draft_tokens=16)
+
+
+@pytest.mark.parametrize("batch", [1, 8, 64])
+def test_settings_that_have_to_be_recorded_wait_until_they_pay(batch: int) -> None:
+    """Recording takes 15 steps' time here; who is not told of it has less in the end."""
+
+    def run(prepared: Prepared, acceptance: Acceptance) -> float:
+        steps = simulate(controller(envelope=TREES), H200, lambda _: acceptance, batch, 3000, prepared=prepared)
+        assert rate(steps[1000:]) >= 0.97 * best_static(H200, acceptance, batch, TREES)
+        return rate(steps[:1000])
+
+    kinds = [Acceptance(traffic(accept_length).accept) for accept_length in (1.2, 1.6, 2.2, 2.6)]
+    assert sum(run(Prepared(30.0), kind) for kind in kinds) > sum(run(Blind(30.0), kind) for kind in kinds)
+
+
+def test_among_settings_that_are_not_ready_the_best_is_taken() -> None:
+    told, free = controller(envelope=TREES), controller(envelope=TREES)
+    told.choose(4, 400, lambda _: 1e9)
+    free.choose(4, 400)
+    assert running(told) == running(free) != PLAIN
+
+
+@pytest.mark.parametrize("price", [100.0, 400.0])
+def test_what_is_ready_runs_until_waiting_has_cost_as_much_as_preparing(price: float) -> None:
+    """Drafts are known to be good, and then only plain is ready, as with a batch that was never seen."""
+    subject, estimate = controller(), AcceptanceEstimate()
+    for step in simulate(subject, H200, lambda _: traffic(3.2), 1, 100):
+        estimate.observe(step.settings, [step.tokens])
+    plain, waited = plain_step_ms(H200, 4, 400), 0.0
+    while (settings := subject.choose(4, 400, lambda s: 0.0 if s == PLAIN else price)) == PLAIN:
+        waited += plain
+        subject.observe(PLAIN, 400, [1] * 4, plain)
+        estimate.observe(PLAIN, [1] * 4)
+    assert settings == running(subject), "what runs, and not a probe"
+    gain = (1 + expected_yield(estimate.acceptance, settings)) * plain / spec_step_ms(H200, 4, 400, settings)
+    lost = waited * (1 - 1 / gain)
+    assert lost == pytest.approx(price, abs=(DECIDE_EVERY + 1) * plain)
 
 
 def test_fixed_is_exactly_its_settings_below_the_threshold_and_plain_from_it_on() -> None:
@@ -229,12 +273,13 @@ def test_every_step_is_within_the_envelope(data: st.DataObject) -> None:
     )
     envelope = data.draw(envelopes)
     subject = controller(data.draw(st.sampled_from([H200, CPU_NGRAM])), envelope)
+    ready = data.draw(st.sets(st.integers(1, 16)))
     for _ in range(data.draw(st.integers(1, 40))):
         if data.draw(st.integers(0, 9)) == 0:
             envelope = data.draw(envelopes)
             subject.set_envelope(envelope)
         batch = data.draw(st.integers(1, 16))
-        chosen = subject.choose(batch, batch * CONTEXT)
+        chosen = subject.choose(batch, batch * CONTEXT, lambda s: 0.0 if s.num_draft_tokens in ready else 50.0)
         assert chosen in (PLAIN, *candidates(envelope))
         threshold = envelope.disable_threshold
         if threshold != "Auto":
