@@ -29,7 +29,7 @@ from pilotfish_engine.scheduler.scheduler import Scheduler
 LEVELS = {"cpu": (1, 2, 4, 8, 16), "cuda": (1, 2, 4, 8, 16, 32, 64, 128, 256)}
 ROUNDS = 3
 SOLO = {"cpu": 3, "cuda": 12}  # prompts that are run one after another where one runs at once
-MOST_TOKENS = 128  # of an answer, where several run at once
+MOST_TOKENS = {"cpu": 128, "cuda": 512}  # of an answer, where several run at once
 ENVELOPE = Envelope(**TREE.model_dump(), tuning="Adaptive", disable_threshold="Auto")
 SETTINGS = {
     "plain": EnvelopeUpdate(num_steps=0, topk=1, tuning="Fixed"),
@@ -94,14 +94,18 @@ class Timed:
 
 def engine(given: Run, method: str, rows: int) -> Timed:
     """With a cost profile measured here, as a served engine has one."""
-    tokens = min(given.tokens, MOST_TOKENS)
+    tokens = min(given.tokens, MOST_TOKENS[device()])
     room = 8 * tokens + 64
     parts: Parts = given.engines.build(method, ENVELOPE, rows, None, max(room, given.tokens))
     return Timed(Scheduler(parts.worker, parts.chunk_size), tokens, room, given.tokens)
 
 
+def device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def run(given: Run) -> list[Row]:
-    where = "cuda" if torch.cuda.is_available() else "cpu"
+    where = device()
     levels = LEVELS[where]
     plain, drafting = (engine(given, method, max(levels)) for method in (PLAIN, given.engines.drafting))
     prompts = list(islice(cycle(given.prompts), max(levels)))

@@ -1,7 +1,7 @@
 """Chooses before every decode step what it runs with, within the envelope, from measured costs and measured acceptance.
 
-The formulas are `contract.goodput`; what is learnt of the drafts is `acceptance`; here are the decisions over time. Has
-no tensors and no clock (a step's time is passed in) and knows no method.
+The formulas are `contract.goodput`; what is learnt of the drafts is `acceptance`, and of time `times`; here are the
+decisions. Has no tensors and no clock (a step's time is passed in) and knows no method.
 
 A decision holds for DECIDE_EVERY steps or until the batch changes, and gives way only to one that is better by
 HYSTERESIS. What is not run is not measured, so a small part of the time, PROBE_SHARE, goes to probes: what is being run
@@ -28,6 +28,7 @@ from pilotfish_engine.contract.goodput import (
 )
 from pilotfish_engine.contract.speculation import PLAIN, CostProfile, Effective, Envelope, Settings
 from pilotfish_engine.speculation.acceptance import AcceptanceEstimate
+from pilotfish_engine.speculation.times import HostTimes, StepTimes
 
 DECIDE_EVERY = 8
 HYSTERESIS = 0.01
@@ -53,7 +54,8 @@ class Controller:
         self._profile = profile
         self._max_batch = max_batch
         self._estimate = AcceptanceEstimate()
-        self._times = _StepTimes()
+        self._times = StepTimes()
+        self._host = HostTimes(profile)
         self._settings = PLAIN
         self._choice: Choice | None = None
         self._decided_batch = 0
@@ -123,14 +125,22 @@ class Controller:
         return self._probe or self._settings
 
     def observe(
-        self, settings: Settings, context_tokens: int, accept_lens: Sequence[int], step_ms: float | None = None
+        self,
+        settings: Settings,
+        context_tokens: int,
+        accept_lens: Sequence[int],
+        step_ms: float | None = None,
+        host_ms: float | None = None,
     ) -> None:
-        """A step of `settings` committed accept_lens[i] ≥ 1 tokens of each request. step_ms None: it was not timed."""
+        """A step of `settings` committed accept_lens[i] ≥ 1 tokens of each request. host_ms: between it and the decode
+        step right before it. None: it was not timed."""
         batch = len(accept_lens)
         self._estimate.observe(settings, accept_lens)
+        predicted_ms = spec_step_ms(self._profile, batch, context_tokens, settings)
         if step_ms is not None:
-            predicted_ms = spec_step_ms(self._profile, batch, context_tokens, settings)
             self._times.observe(settings, batch, step_ms / predicted_ms)
+        if host_ms is not None:
+            self._host.observe(batch, min(host_ms, predicted_ms))  # a longer pause says little
         self._steps_since += 1
         if settings is self._settings or settings == self._settings:
             self._credit_ms += PROBE_SHARE * self._running_ms
@@ -161,10 +171,11 @@ class Controller:
         first, acceptance = self._choice is None, self._estimate.acceptance
         cost_ratio = self._times.spec_to_plain(batch)
         margin = (1 + MARGIN) * cost_ratio - 1
-        choice = self._choice = best(self._profile, acceptance, batch, context_tokens, self._envelope, margin)
+        profile = self._host.profile(batch)
+        choice = self._choice = best(profile, acceptance, batch, context_tokens, self._envelope, margin)
         if first or choice.settings == self._settings or not self._has_choice(batch):
             return choice.settings
-        current = spec_rate(self._profile, acceptance, batch, context_tokens, self._settings)
+        current = spec_rate(profile, acceptance, batch, context_tokens, self._settings)
         better = choice.tokens_per_second / current
         if self._settings.num_steps > 0 and choice.settings == PLAIN:
             better *= cost_ratio
@@ -237,38 +248,11 @@ class Controller:
         return committed / self._step_ms(settings, batch, context_tokens)
 
     def _step_ms(self, settings: Settings, batch: int, context_tokens: int) -> float:
-        """By the profile, speculative steps corrected to plain ones."""
+        """By the profile and what the host adds, speculative steps corrected to plain ones."""
         ratio = self._times.spec_to_plain(batch) if settings.num_steps > 0 else 1.0
-        return ratio * spec_step_ms(self._profile, batch, context_tokens, settings)
+        return ratio * spec_step_ms(self._host.profile(batch), batch, context_tokens, settings)
 
     def _auto_threshold(self) -> int | None:
         return disable_threshold(
             self._profile, self._estimate.acceptance, self._context_per_request, self._envelope, self._max_batch
         )
-
-
-class _StepTimes:
-    """How far measured steps are from the profile's, so that a wrong profile does not hold a losing choice.
-
-    Only what speculative steps cost *beside plain ones* moves a decision between the two; a machine that is slow at
-    both moves none. Kept by power-of-two batches, as means of the last _MEMORY or so steps.
-    """
-
-    _MEMORY = 16
-    _NEEDED = 3  # of either kind, before a batch size is corrected
-    _CLIP = 3.0  # a step that the machine interrupted says little
-
-    def __init__(self) -> None:
-        self._ratios: dict[tuple[int, bool], tuple[int, float]] = {}  # (batch bucket, speculative): steps, mean
-
-    def observe(self, settings: Settings, batch: int, measured_to_predicted: float) -> None:
-        key = (batch.bit_length(), settings.num_steps > 0)
-        steps, mean = self._ratios.get(key, (0, 1.0))
-        ratio = min(max(measured_to_predicted, 1 / self._CLIP), self._CLIP)
-        self._ratios[key] = (steps + 1, mean + (ratio - mean) / min(steps + 1, self._MEMORY))
-
-    def spec_to_plain(self, batch: int) -> float:
-        """By how much the profile underrates speculative steps against plain ones; 1 where it is not known."""
-        spec_steps, spec = self._ratios.get((batch.bit_length(), True), (0, 1.0))
-        plain_steps, plain = self._ratios.get((batch.bit_length(), False), (0, 1.0))
-        return spec / plain if min(spec_steps, plain_steps) >= self._NEEDED else 1.0

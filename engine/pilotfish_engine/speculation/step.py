@@ -35,6 +35,12 @@ class StepResult:
     num_draft_tokens: int
     logprobs: Logprobs | None
 
+    def on_host(self) -> tuple[list[int], list[int], list[int]]:
+        """accept_lens, draft_lens and next_token_ids, by one copy, which waits for the step."""
+        batch = len(self.accept_lens)
+        copied: list[int] = torch.cat([self.accept_lens, self.draft_lens, self.next_token_ids]).tolist()
+        return copied[:batch], copied[batch : 2 * batch], copied[2 * batch :]
+
 
 @dataclass(frozen=True)
 class Step:

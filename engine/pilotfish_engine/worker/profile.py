@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 
 from pilotfish_engine.contract.speculation import PLAIN, CostProfile, Envelope, Settings
 from pilotfish_engine.speculation.proposer import TargetHidden
-from pilotfish_engine.speculation.step import Step
+from pilotfish_engine.speculation.step import Step, StepResult
 from pilotfish_engine.speculation.tree import Candidates, DraftTree, cut
 from pilotfish_engine.speculation.verify import Verdict
 from pilotfish_engine.worker.graphs import recorder
 
-Run = Callable[[torch.Tensor, Sequence[int]], object]  # over rows, int64 [B] on the device and the same on the host
+Result = TypeVar("Result")
+Run = Callable[[torch.Tensor, Sequence[int]], Result]  # over rows, int64 [B] on the device and the same on the host
 
 REPEATS = 4
 ENOUGH_MS = 150.0  # no more repeats after this long: the longer a pass, the less it varies
@@ -59,11 +61,11 @@ class _Bench:
         verify = self._verify_table(envelope)
         speculates = self.step.proposer is not None and envelope.num_steps > 0
         draft, extend = self._draft_tables() if speculates else ([], [])
-        plain_overhead = max(0.0, self._time(1, self._step_of(PLAIN)) - _at(verify, 1))
+        plain_overhead = max(0.0, self._time(1, self._step_of(PLAIN), then=StepResult.on_host) - _at(verify, 1))
         overhead = plain_overhead
         if speculates:
             chain = Settings(num_steps=2, topk=1, num_draft_tokens=3)
-            whole = self._time(1, self._step_of(chain))
+            whole = self._time(1, self._step_of(chain), then=StepResult.on_host)
             # a speculative step does all that a plain one does: a smaller difference is noise of the subtraction
             overhead = max(overhead, whole - 2 * draft[0][1] - extend[0][1] - _at(verify, 3))
         return CostProfile(
@@ -88,10 +90,10 @@ class _Bench:
                 break
         return table
 
-    def _step_of(self, settings: Settings) -> Run:
+    def _step_of(self, settings: Settings) -> Run[StepResult]:
         return lambda rows, host_rows: self.step.run(rows, host_rows, settings)
 
-    def _pass_over(self, width: int) -> Run:
+    def _pass_over(self, width: int) -> Run[object]:
         """A target pass over `width` nodes a row, as a chain."""
         step = self.step
 
@@ -116,10 +118,10 @@ class _Bench:
                 break
         return draft, extend
 
-    def _propose(self, settings: Settings) -> Run:
+    def _propose(self, settings: Settings) -> Run[object]:
         return lambda rows, host_rows: self.step.draft(rows, host_rows, settings)
 
-    def _advance(self, settings: Settings) -> Run:
+    def _advance(self, settings: Settings) -> Run[object]:
         """The draft-extend after a step in which every row had all its drafts accepted."""
         step, nodes = self.step, settings.num_steps + 1
         assert step.proposer is not None, "only a method that drafts has a draft-extend"
@@ -146,14 +148,20 @@ class _Bench:
         far = self._time(batch, self._pass_over(1), context=long)
         return max(0.0, (far - near) / (batch * (long - CONTEXT)))
 
-    def _time(self, batch: int, run: Run, context: int = CONTEXT) -> float:
-        """Least milliseconds of `run` over the first `batch` rows: what disturbs a measurement only adds to it. On a
-        GPU of a recorded graph, as a step is run there."""
+    def _time(
+        self,
+        batch: int,
+        run: Run[Result],
+        context: int = CONTEXT,
+        then: Callable[[Result], object] = lambda result: result,
+    ) -> float:
+        """Least milliseconds of `run` over the first `batch` rows, and of what is done with its result: what disturbs a
+        measurement only adds to it. On a GPU of a recorded graph, as a step is run there."""
         state, host_rows = self.step.state, list(range(batch))
         rows = state.row_index(host_rows)
         times: list[float] = []
 
-        def again() -> object:
+        def again() -> Result:
             return run(rows, host_rows)
 
         if self.record is not None:
@@ -165,7 +173,7 @@ class _Bench:
             if state.device.type == "cuda":
                 torch.cuda.synchronize()
             begun = time.perf_counter()
-            again()
+            then(again())
             if state.device.type == "cuda":
                 torch.cuda.synchronize()
             times.append(self._agreed((time.perf_counter() - begun) * 1e3))

@@ -67,6 +67,7 @@ class TargetWorker:
         self._trees = trees
         self._profile = profile
         self._clock = clock
+        self._decoded_at: float | None = None  # the end of the last decode step, if nothing else was run since
 
     @property
     def limits(self) -> WorkerLimits:
@@ -140,21 +141,21 @@ class TargetWorker:
         for added in batch.new_pages:
             self._step.state.append_pages(added.row, added.first, added.pages)
         if batch.mode is ForwardMode.EXTEND:
+            self._decoded_at = None
             return self._extend(batch.chunks)
         return self._decode(batch.rows, batch.context_tokens, settings)
 
     def _decode(self, host_rows: Sequence[int], context_tokens: int, settings: Settings) -> GenerationBatchResult:
         begun = self._clock()
+        host_ms = None if self._decoded_at is None else (begun - self._decoded_at) * 1e3
         result = (self._graphs or self._step)(self._step.state.row_index(host_rows), host_rows, settings)
-        # the one copy of the result; waits for the step
-        copied = torch.cat([result.accept_lens, result.draft_lens, result.next_token_ids]).tolist()
-        batch = len(host_rows)
-        accept_lens, draft_lens, next_token_ids = copied[:batch], copied[batch : 2 * batch], copied[2 * batch :]
+        accept_lens, draft_lens, next_token_ids = result.on_host()
         logprobs = None if result.logprobs is None else _on_host(result.logprobs)
+        self._decoded_at = self._clock()
         # one that was recorded, or ran before it was, says nothing of the others
         usual = self._graphs is None or self._graphs.replayed
-        step_ms = (self._clock() - begun) * 1e3 if usual else None
-        self._controller.observe(settings, context_tokens, accept_lens, step_ms)
+        step_ms = (self._decoded_at - begun) * 1e3 if usual else None
+        self._controller.observe(settings, context_tokens, accept_lens, step_ms, host_ms)
         done = GenerationBatchResult(
             next_token_ids=_HostArray(next_token_ids),
             accept_lens=_HostArray(accept_lens),

@@ -28,6 +28,17 @@ CPU_NGRAM = CostProfile(
     verify_ms=((1, 12.0), (2, 14.0), (4, 17.0), (8, 24.0), (16, 40.0), (32, 70.0), (64, 130.0), (256, 500.0)),
     overhead_ms=0.3,
 )
+SMALL = CostProfile(
+    verify_ms=(
+        (1, 0.6), (4, 0.61), (8, 0.62), (16, 0.65), (32, 0.68), (64, 0.75), (128, 0.9), (256, 1.3), (512, 2.0),
+        (1024, 3.5), (4096, 13.0),
+    ),
+    draft_ms=((1, 0.07), (64, 0.08), (256, 0.12)),
+    extend_ms=((1, 0.09), (1024, 0.3)),
+    kv_ms_per_token=1e-6,
+    overhead_ms=0.1,
+    plain_overhead_ms=0.05,
+)  # fmt: skip
 PROFILES = {"h200": H200, "cpu_ngram": CPU_NGRAM}
 
 
@@ -75,9 +86,10 @@ def simulate(
     seed: int = 0,
     delay: int = 0,
     prepared: Prepared | None = None,
+    host_ms: float | None = None,
 ) -> list[Step]:
     """`steps` decode steps of an engine whose true costs are `profile`. delay: by how many steps results come late.
-    prepared: what was recorded before; None: nothing has to be."""
+    prepared: what was recorded before; None: nothing has to be. host_ms: between steps."""
     dice, done, late = random.Random(seed), list[Step](), []
     prepared = prepared or Prepared(0.0)
     for index in range(steps):
@@ -85,10 +97,10 @@ def simulate(
         extra = prepared.run(settings)
         ms = spec_step_ms(profile, batch, batch * CONTEXT, settings)
         accept_lens = [_accept_len(dice, acceptance(index), settings) for _ in range(batch)]
-        late.append((settings, batch * CONTEXT, accept_lens, None if extra else ms))
+        late.append((settings, batch * CONTEXT, accept_lens, None if extra else ms, host_ms))
         if len(late) > delay:
             controller.observe(*late.pop(0))
-        done.append(Step(settings, ms + extra, sum(accept_lens)))
+        done.append(Step(settings, ms + extra + (host_ms or 0.0), sum(accept_lens)))
     return done
 
 

@@ -16,6 +16,7 @@ from tests.engine.speculation.synthetic import (
     CPU_NGRAM,
     H200,
     PROFILES,
+    SMALL,
     Blind,
     Prepared,
     best_static,
@@ -24,6 +25,7 @@ from tests.engine.speculation.synthetic import (
     traffic,
 )
 
+TREES = Envelope(num_steps=5, topk=4, num_draft_tokens=16)
 CHAINS = Envelope(num_steps=5, topk=1, num_draft_tokens=6)
 STEPS = {1: 3000, 4: 2000, 16: 1000, 64: 600, 256: 400}
 K3 = Settings(num_steps=3, topk=1, num_draft_tokens=4)
@@ -110,6 +112,16 @@ def test_a_wrong_profile_does_not_hold_a_losing_choice(spec_overhead: float, acc
     assert rate(steps[1000:]) >= 0.95 * best_static(true, acceptance, 1, CHAINS)
 
 
+@pytest.mark.parametrize("accept_length", [1.3, 1.6, 2.6])
+@pytest.mark.parametrize(("batch", "host_ms"), [(8, 0.5), (256, 2.0)])
+def test_what_the_host_takes_between_steps_counts(batch: int, host_ms: float, accept_length: float) -> None:
+    """Of a small model on a GPU it may be half of the time; steps that commit more tokens share it among these."""
+    acceptance = Acceptance(traffic(accept_length).accept)
+    steps = simulate(controller(SMALL, TREES), SMALL, lambda _: acceptance, batch, 3000, host_ms=host_ms)
+    whole = SMALL.model_copy(update={"overhead_ms": 0.1 + host_ms, "plain_overhead_ms": 0.05 + host_ms})
+    assert rate(steps[1000:]) >= 0.97 * best_static(whole, acceptance, batch, TREES)
+
+
 @pytest.mark.parametrize("siblings", [0.0, 0.9])
 def test_trees_are_taken_where_siblings_catch_something_and_left_where_not(siblings: float) -> None:
     trees = Envelope(num_steps=3, topk=2, num_draft_tokens=7)
@@ -118,9 +130,6 @@ def test_trees_are_taken_where_siblings_catch_something_and_left_where_not(sibli
     chains = best_static(CPU_NGRAM, acceptance, 1, Envelope(num_steps=3, topk=1, num_draft_tokens=7))
     assert rate(steps[1000:]) >= 0.96 * best_static(CPU_NGRAM, acceptance, 1, trees)
     assert siblings == 0.0 or rate(steps[1000:]) > chains
-
-
-TREES = Envelope(num_steps=5, topk=4, num_draft_tokens=16)
 
 
 @pytest.mark.parametrize("batch", [1, 8, 64])
