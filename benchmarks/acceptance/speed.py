@@ -1,4 +1,5 @@
-"""Decode tokens/s by concurrency: an engine without a draft beside one with, as chain, as tree, and as it adapts.
+"""Decode tokens/s by concurrency: an engine without a draft beside one with, when that is told not to draft, as chain,
+as tree, and as it adapts.
 
 At each concurrency all are run in turn, ROUNDS times over, and once before that untimed: this is about a load that
 lasts, whose steps are recorded. The best of each is shown, and the median of its ratios to plain of the same round,
@@ -33,6 +34,7 @@ MOST_TOKENS = {"cpu": 128, "cuda": 512}  # of an answer, where several run at on
 ENVELOPE = Envelope(**TREE.model_dump(), tuning="Adaptive", disable_threshold="Auto")
 SETTINGS = {
     "plain": EnvelopeUpdate(num_steps=0, topk=1, tuning="Fixed"),
+    "disabled": EnvelopeUpdate(num_steps=0, topk=1, tuning="Fixed"),
     "chain": fixed(CHAIN),
     "tree": fixed(TREE),
     "adaptive": EnvelopeUpdate(**ENVELOPE.model_dump()),

@@ -128,7 +128,7 @@ def expected_yield(acceptance: Acceptance, settings: Settings) -> float:
     """
     if settings.num_steps == 0:
         return 0.0
-    best_nodes = _node_sums(acceptance, settings.topk, settings.num_steps)[settings.num_steps - 1]
+    best_nodes = _node_sums(acceptance, settings.topk).of(settings.num_steps)
     return best_nodes[min(settings.num_draft_tokens - 1, len(best_nodes) - 1)]
 
 
@@ -256,22 +256,38 @@ def _ranked(
     return sorted(options, key=lambda option: -option.tokens_per_second)
 
 
-@lru_cache(maxsize=64)
-def _node_sums(acceptance: Acceptance, topk: int, num_steps: int) -> tuple[tuple[float, ...], ...]:
-    """[k-1][j]: summed path probability of the j likeliest nodes of a tree of k steps, for k ≤ num_steps, j ≤ 63."""
-    frontier, nodes, sums = [1.0], list[float](), []
-    for depth in range(1, num_steps + 1):
+class _NodeSums:
+    """Summed path probabilities of the likeliest nodes of one draft's trees, depth by depth as it is asked for."""
+
+    def __init__(self, acceptance: Acceptance, topk: int) -> None:
+        self._acceptance, self._topk = acceptance, topk
+        self._frontier = [1.0]
+        self._nodes: list[float] = []
+        self._sums: list[tuple[float, ...]] = []
+
+    def of(self, num_steps: int) -> tuple[float, ...]:
+        """[j]: of the j likeliest nodes of a tree of num_steps ≥ 1 steps, j ≤ 63."""
+        while len(self._sums) < num_steps:
+            self._grow(len(self._sums) + 1)
+        return self._sums[num_steps - 1]
+
+    def _grow(self, depth: int) -> None:
+        acceptance, topk = self._acceptance, self._topk
         miss = 1 - (acceptance.at_least(depth) if topk == 1 else acceptance.conditional(depth))
         if topk == 1:
             level = [1 - miss]
         else:
             missed = [1.0] + [miss ** (1 + acceptance.siblings * math.log(rank)) for rank in range(1, topk + 1)]
             ranks = [missed[r] - missed[r + 1] for r in range(topk)]
-            level = sorted((path * rank for path in frontier for rank in ranks), reverse=True)
-        frontier = level[:topk]
-        nodes = sorted(nodes + level, reverse=True)[:63]
-        sums.append(tuple(accumulate(nodes, initial=0.0)))
-    return tuple(sums)
+            level = sorted((path * rank for path in self._frontier for rank in ranks), reverse=True)
+        self._frontier = level[:topk]
+        self._nodes = sorted(self._nodes + level, reverse=True)[:63]
+        self._sums.append(tuple(accumulate(self._nodes, initial=0.0)))
+
+
+@lru_cache(maxsize=64)
+def _node_sums(acceptance: Acceptance, topk: int) -> _NodeSums:
+    return _NodeSums(acceptance, topk)
 
 
 class _Table:
@@ -310,17 +326,23 @@ class _Costs:
         self._kv = profile.kv_ms_per_token
         self._overhead = profile.overhead_ms
         self._plain_overhead = profile.plain_overhead_ms
+        self._without_context: dict[tuple[int, int, int, int], float] = {}  # asked for again and again
 
     def plain(self, batch: int, context_tokens: int) -> float:
-        return self._verify(batch) + self._kv * context_tokens + self._plain_overhead
+        return self.step(PLAIN, batch, context_tokens)
 
     def step(self, settings: Settings, batch: int, context_tokens: int) -> float:
-        steps = settings.num_steps
-        if steps == 0:
-            return self.plain(batch, context_tokens)
-        draft = steps * self._draft(batch * settings.topk) + self._extend(batch * (steps + 1))
-        verify = self._verify(batch * settings.num_draft_tokens) + self._kv * context_tokens
-        return draft + verify + self._overhead
+        key = (settings.num_steps, settings.topk, settings.num_draft_tokens, batch)
+        ms = self._without_context.get(key)
+        if ms is None:
+            ms = self._without_context[key] = self._measure(*key)
+        return ms + self._kv * context_tokens
+
+    def _measure(self, num_steps: int, topk: int, num_draft_tokens: int, batch: int) -> float:
+        if num_steps == 0:
+            return self._verify(batch) + self._plain_overhead
+        draft = num_steps * self._draft(batch * topk) + self._extend(batch * (num_steps + 1))
+        return draft + self._verify(batch * num_draft_tokens) + self._overhead
 
 
 @lru_cache(maxsize=64)

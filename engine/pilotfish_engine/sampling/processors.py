@@ -106,12 +106,9 @@ class Processors:
             logits = bounded
         return logits
 
-    def traits(self, host_rows: Sequence[int]) -> tuple[bool, bool, bool]:
-        """What some row of these asks for: bias, penalties, a minimum length."""
-        biased, penalised, bounded = (
-            self._any(flags, host_rows) for flags in (self._biased, self._penalised, self._bounded)
-        )
-        return biased, penalised, bounded
+    def traits(self, row: int) -> tuple[bool, bool, bool]:
+        """What a row asks for: bias, penalties, a minimum length."""
+        return self._biased[row], self._penalised[row], self._bounded[row]
 
     def penalised(self, host_rows: Sequence[int]) -> bool:
         """Whether a row of these has a penalty: `apply` then needs the paths."""

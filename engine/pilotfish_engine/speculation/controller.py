@@ -3,9 +3,10 @@
 The formulas are `contract.goodput`; what is learnt of the drafts is `acceptance`, and of time `times`; here are the
 decisions. Has no tensors and no clock (a step's time is passed in) and knows no method.
 
-A decision holds for DECIDE_EVERY steps or until the batch changes, and gives way only to one that is better by
-HYSTERESIS. What is not run is not measured, so a small part of the time, PROBE_SHARE, goes to probes: what is being run
-earns credit, and a probe spends it as it loses against what it interrupts; while a probe wins, it goes on.
+A decision holds for DECIDE_EVERY steps, more where they are short, or until the batch has changed by MOVED, and gives
+way only to one that is better by HYSTERESIS. What is not run is not measured, so a small part of the time, PROBE_SHARE,
+goes to probes: what is being run earns credit, and a probe spends it as it loses against what it interrupts; while a
+probe wins, it goes on.
 
 Settings whose steps have to be prepared first (recorded as a graph) wait until running the best of the others has cost
 as much as preparing them will: in all, preparing costs no more than waiting did.
@@ -31,6 +32,9 @@ from pilotfish_engine.speculation.acceptance import AcceptanceEstimate
 from pilotfish_engine.speculation.times import HostTimes, StepTimes
 
 DECIDE_EVERY = 8
+DECIDE_MS = 25.0  # a decision takes some tenths of a millisecond: so it is made every that often at most,
+DECIDE_EVERY_MOST = 32  # but within these steps
+MOVED = 0.1
 HYSTERESIS = 0.01
 PROBE_SHARE = 0.01
 PROBE_REQUEST_STEPS = 4  # a probe starts when the credit pays for so many if none of them accepts anything
@@ -60,6 +64,7 @@ class Controller:
         self._choice: Choice | None = None
         self._decided_batch = 0
         self._steps_since = 0
+        self._is_due = False  # before that
         self._context_per_request = 0.0
         self._running_ms = 0.0  # of a step of _settings, as of the last decision
         self._next_probe: Settings | None = None
@@ -115,7 +120,7 @@ class Controller:
     def choose(self, batch: int, context_tokens: int, preparing: Preparing = _ready) -> Settings:
         """Settings of the next step of `batch` ≥ 1 requests that read `context_tokens` KV rows together."""
         self._context_per_request = context_tokens / batch
-        if self._choice is None or batch != self._decided_batch or self._steps_since >= DECIDE_EVERY:
+        if self._is_over(batch) or preparing(self._settings) > 0:
             self._decide(batch, context_tokens, preparing)
         earned = self._credit_ms >= self._probe_price_ms + self._probe_preparing_ms
         if self._probe is None and self._next_probe and (earned or self._on_credit()):
@@ -148,7 +153,16 @@ class Controller:
             self._credit_ms -= self._loss_ms(settings, batch, context_tokens, sum(accept_lens) / batch)
             self._probe_steps += 1
             if self._credit_ms < 0 or self._probe_steps >= MAX_PROBE_STEPS:
-                self._probe, self._steps_since = None, DECIDE_EVERY
+                self._probe, self._is_due = None, True
+
+    def _is_over(self, batch: int) -> bool:
+        """Whether the last decision has held long enough, or was about another load."""
+        if self._choice is None or abs(batch - self._decided_batch) > MOVED * self._decided_batch:
+            return True
+        if self._is_told(batch) != self._is_told(self._decided_batch):
+            return True
+        held = self._steps_since >= DECIDE_EVERY and self._steps_since * self._running_ms >= DECIDE_MS
+        return held or self._steps_since >= DECIDE_EVERY_MOST or self._is_due
 
     def _on_credit(self) -> bool:
         """Whether the next probe may start unearned: the first speculative steps may, as nothing is known."""
@@ -157,7 +171,7 @@ class Controller:
     def _decide(self, batch: int, context_tokens: int, preparing: Preparing) -> None:
         before = self._settings
         self._settings = self._prepared(self._settle(batch, context_tokens), batch, context_tokens, preparing)
-        self._decided_batch, self._steps_since = batch, 0
+        self._decided_batch, self._steps_since, self._is_due = batch, 0, False
         self._running_ms = self._step_ms(self._settings, batch, context_tokens)
         if self._settings != before or not self._has_choice(batch):
             self._probe = None

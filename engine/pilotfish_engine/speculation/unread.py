@@ -47,7 +47,8 @@ class Unread:
         self._features[rows, (self._state.seq_lens[rows] - 1) % CATCH_UP] = features
 
     def _take(self, rows: Tensor, host_rows: Sequence[int], width: int) -> tuple[Tensor, Tensor]:
-        counts = self._state.row_index([self._lag[row] for row in host_rows])
+        lags = torch.tensor([self._lag[row] for row in host_rows], dtype=torch.int64)
+        counts = lags.to(rows.device)
         at = (self._state.seq_lens[rows] - counts).unsqueeze(1) + torch.arange(width, device=rows.device)
         features = self._features[rows.unsqueeze(1), at % CATCH_UP]
         for row in host_rows:

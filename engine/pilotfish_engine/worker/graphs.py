@@ -87,6 +87,7 @@ class _StepGraph:
         self, step: Step, record: Recorder, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings
     ) -> None:
         self.rows = rows
+        self._filled_with: torch.Tensor | None = None
         self._step = step
         self._record = record
         self._host_rows = host_rows
@@ -113,6 +114,13 @@ class _StepGraph:
             self._allowed.copy_(allowed)
         return self._second()
 
+    def fill(self, rows: torch.Tensor, padding_row: int) -> None:
+        """With the batch's, which change seldom."""
+        if self._filled_with is not rows:
+            self.rows[: len(rows)] = rows
+            self.rows[len(rows) :] = padding_row
+            self._filled_with = rows
+
     def _padded(self, part: Callable[[torch.Tensor, Sequence[int], Settings], Result]) -> Result:
         self._step.state.clear_padding()
         return part(self.rows, self._host_rows, self._settings)
@@ -125,7 +133,7 @@ class _StepGraph:
             return run
 
 
-Kind = tuple[int, Settings, tuple[bool, ...]]  # rows, padding included; and their traits
+Kind = tuple[int, Settings, int]  # rows, padding included; and their traits
 
 
 class StepGraphs:
@@ -147,8 +155,7 @@ class StepGraphs:
         padding_row = self._step.state.padding_row
         padded = [*host_rows, *[padding_row] * (bucket(len(host_rows), padding_row) - len(host_rows))]
         graph, self.replayed = self._of_kind(padded, settings)
-        graph.rows[: len(host_rows)] = rows
-        graph.rows[len(host_rows) :] = padding_row
+        graph.fill(rows, padding_row)
         result = _of_first(graph(padded), len(host_rows))
         if not self.replayed:
             self._slow_ms.append((self._clock() - begun) * 1e3)
@@ -188,6 +195,8 @@ def _as_it_is(run: Callable[[], Result]) -> Callable[[], Result]:
 
 def _of_first(result: StepResult, batch: int) -> StepResult:
     """Of the batch's first requests."""
+    if batch == len(result.accept_lens):
+        return result
     tokens = batch * result.num_draft_tokens
     scores = result.logprobs
     if scores is not None:

@@ -55,6 +55,9 @@ class RequestState:
         self._greedy = [True] * rows
         self._filtered = [False] * rows
         self._scored = [False] * rows
+        self._traits = [0] * rows
+        self._indexed: list[int] = []
+        self._index = torch.zeros(0, dtype=torch.int64, device=device)
         self._scored_prompt = [0] * rows  # the length of a prompt whose tokens are to be scored
         self._processors = Processors(rows, vocab_size, device)
         self.grammars = GrammarRows(vocab_size, device)
@@ -67,15 +70,13 @@ class RequestState:
     def clear_padding(self) -> None:
         self.seq_lens[self.padding_row :].zero_()
 
-    def traits(self, host_rows: Sequence[int]) -> tuple[bool, ...]:
-        """What decides of the rows, beside their number, which code a step runs."""
-        flags = (self._filtered, self._scored)
-        return (
-            all(self._greedy[row] for row in host_rows),
-            *(any(flag[row] for row in host_rows) for flag in flags),
-            *self._processors.traits(host_rows),
-            self.grammars.guides(host_rows),
-        )
+    def traits(self, host_rows: Sequence[int]) -> int:
+        """What decides of the rows, beside their number, which code a step runs: a bit for each thing that some row
+        needs."""
+        found = 0
+        for row in host_rows:
+            found |= self._traits[row]
+        return found
 
     def admit(self, admission: Admission) -> None:
         """Raises RequestError on parameters that cannot be."""
@@ -101,6 +102,9 @@ class RequestState:
             if matcher.error is not None:
                 raise RequestError(matcher.error, "grammar")
             self.grammars.admit(row, matcher)
+        own = (not self._greedy[row], self._filtered[row], self._scored[row], admission.grammar is not None)
+        needs = (*own, *self._processors.traits(row))
+        self._traits[row] = sum(needed << bit for bit, needed in enumerate(needs))
 
     def append_pages(self, row: int, first: int, pages: Sequence[int]) -> None:
         added = torch.tensor(pages, dtype=torch.int32)
@@ -112,8 +116,10 @@ class RequestState:
         self.page_table[row] = SCRATCH_PAGE
 
     def row_index(self, rows: Sequence[int]) -> torch.Tensor:
-        """int64 [n], on the device."""
-        return torch.tensor(rows, dtype=torch.int64).to(self.device)
+        """int64 [n], on the device, for reading: the same tensor as before where the rows are."""
+        if self._indexed != rows:
+            self._indexed, self._index = list(rows), torch.tensor(rows, dtype=torch.int64).to(self.device)
+        return self._index
 
     def slots(self, rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         """int64 [B, n]: pool slots of KV rows `index` int64 [B, n] of `rows` int64 [B]."""
