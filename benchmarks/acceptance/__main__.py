@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import SOURCE
-from benchmarks.acceptance import asked, calibration, methods, nodes, speed, split
+from benchmarks.acceptance import asked, calibration, guided, methods, nodes, speed, split
 from benchmarks.acceptance.engines import Engines, device
 from benchmarks.acceptance.section import Row, Run
 from pilotfish_engine.errors import UsageError
@@ -26,6 +26,7 @@ SECTIONS: dict[str, Callable[[Run], list[Row]]] = {
     "split": split.run,
     "calibration": calibration.run,
     "speed": speed.run,
+    "guided": guided.run,
 }
 MOST_ROWS = {"cpu": 16, "cuda": 256}
 PROMPTS = {"cpu": 3, "cuda": 80}  # of each kind

@@ -16,8 +16,9 @@ STYLES = {0.0: "-", 1.0: "--"}  # by temperature
 
 
 def draw(name: str, rows: Sequence[Row], path: Path) -> None:
-    figure = DRAWINGS[name](rows)
-    figure.savefig(path, dpi=80)
+    """Of a section that has one."""
+    if name in DRAWINGS:
+        DRAWINGS[name](rows).savefig(path, dpi=80)
 
 
 def _figure(panels: int) -> tuple[Figure, list[Axes]]:

@@ -24,7 +24,7 @@ from benchmarks.acceptance.methods import CHAIN, TREE
 from benchmarks.acceptance.section import Row, Run, Table, working
 from pilotfish_engine.contract.speculation import Envelope, EnvelopeUpdate
 from pilotfish_engine.engine import Parts
-from pilotfish_engine.messages import SamplingParams, Submit
+from pilotfish_engine.messages import Grammar, SamplingParams, Submit
 from pilotfish_engine.scheduler.scheduler import Scheduler
 
 LEVELS = {"cpu": (1, 2, 4, 8, 16), "cuda": (1, 2, 4, 8, 16, 32, 64, 128, 256)}
@@ -42,6 +42,19 @@ SETTINGS = {
 
 
 @dataclass(frozen=True)
+class Alone:
+    """Tokens, steps and seconds of answers."""
+
+    emitted: int
+    steps: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        return self.emitted / self.seconds
+
+
+@dataclass(frozen=True)
 class Timed:
     """An engine. tokens: of each answer of a batch that are timed; room: of these answers until they would end; whole:
     of an answer that is alone, at most."""
@@ -51,20 +64,21 @@ class Timed:
     room: int
     whole: int
 
-    def alone(self, update: EnvelopeUpdate, prompts: Sequence[Prompt]) -> float:
-        """Tokens a second of whole answers, one after another, without their first tokens and the time until these."""
+    def alone(self, update: EnvelopeUpdate, prompts: Sequence[Prompt], grammar: Grammar | None = None) -> Alone:
+        """Whole answers, one after another, without their first tokens and the time until these."""
         self.scheduler.set_envelope(update)
-        emitted, seconds = 0, 0.0
+        emitted, steps, seconds = 0, 0, 0.0
         for prompt in prompts:
-            params = SamplingParams(max_tokens=self.whole, temperature=0.0)
+            params = SamplingParams(max_tokens=self.whole, temperature=0.0, grammar=grammar)
             self.scheduler.submit(Submit(request_id="alone", prompt=[*prompt.token_ids], params=params))
             while not self.scheduler.step():
                 pass
             begun = time.perf_counter()
             while self.scheduler.has_work:
                 emitted += sum(len(output.token_ids) for output in self.scheduler.step())
+                steps += 1
             seconds += time.perf_counter() - begun
-        return emitted / seconds
+        return Alone(emitted, steps, seconds)
 
     def together(self, update: EnvelopeUpdate, prompts: Sequence[Prompt]) -> float:
         """Tokens a second of a batch in which all have their first, until each has `tokens` more on average."""
@@ -99,7 +113,7 @@ def engine(given: Run, method: str, rows: int) -> Timed:
     tokens = min(given.tokens, MOST_TOKENS[device()])
     room = 8 * tokens + 64
     parts: Parts = given.engines.build(method, ENVELOPE, rows, None, max(room, given.tokens))
-    return Timed(Scheduler(parts.worker, parts.chunk_size), tokens, room, given.tokens)
+    return Timed(Scheduler(parts.worker, parts.chunk_size, grammars=parts.grammars), tokens, room, given.tokens)
 
 
 def device() -> str:
@@ -126,7 +140,7 @@ def run(given: Run) -> list[Row]:
                 if level > 1:
                     found = timed.together(update, prompts[:level])
                 else:
-                    found = timed.alone(update, prompts[: SOLO[where] if turn else 3])
+                    found = timed.alone(update, prompts[: SOLO[where] if turn else 3]).rate
                 rates[name] += [found] if turn else []
         ratio = {
             name: median(rate / base for rate, base in zip(found, rates["plain"], strict=True))

@@ -60,10 +60,11 @@ class DFlashProposer:
         inputs = over_spans(self._state, host_rows, [c.start for c in chunks], [c.end for c in chunks])
         self._draft.write_context(_features(target), inputs.positions, inputs.slots, self.kv)
 
-    def prepare(self, rows: Tensor, host_rows: Sequence[int], settings: Settings) -> None:
-        unread = self._unread.due(rows, host_rows, settings.num_steps)
-        if unread is not None:
-            self._write_last(rows, *unread)
+    def due(self, host_rows: Sequence[int], settings: Settings) -> list[int] | None:
+        return self._unread.due(host_rows, settings.num_steps)
+
+    def catch_up(self, rows: Tensor, host_rows: Sequence[int], counts: Tensor, width: int) -> None:
+        self._write_last(rows, counts, self._unread.features(rows, counts, width))
 
     def propose(self, rows: Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:
         batch, steps, k = len(host_rows), settings.num_steps, settings.topk

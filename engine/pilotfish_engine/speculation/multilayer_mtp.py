@@ -80,10 +80,11 @@ class MultiLayerProposer:
             if out.shape[0] > 0:
                 self._carry[-1, chunk.row] = out[-1]
 
-    def prepare(self, rows: Tensor, host_rows: Sequence[int], settings: Settings) -> None:
-        unread = self._unread.due(rows, host_rows, settings.num_steps)
-        if unread is not None:
-            self._advance(rows, *unread)
+    def due(self, host_rows: Sequence[int], settings: Settings) -> list[int] | None:
+        return self._unread.due(host_rows, settings.num_steps)
+
+    def catch_up(self, rows: Tensor, host_rows: Sequence[int], counts: Tensor, width: int) -> None:
+        self._advance(rows, counts, self._unread.features(rows, counts, width))
 
     def propose(self, rows: Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:
         known = self._state.seq_lens[rows]

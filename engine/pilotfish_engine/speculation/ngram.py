@@ -39,7 +39,10 @@ class NgramProposer:
     def extend(self, chunks: Sequence[Chunk], target: TargetHidden) -> None:
         pass
 
-    def prepare(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> None:
+    def due(self, host_rows: Sequence[int], settings: Settings) -> list[int] | None:
+        return None
+
+    def catch_up(self, rows: torch.Tensor, host_rows: Sequence[int], counts: torch.Tensor, width: int) -> None:
         pass
 
     def propose(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:

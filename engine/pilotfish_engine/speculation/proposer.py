@@ -50,9 +50,15 @@ class Proposer(Protocol):
         """Prompt chunks went through the target. The token after each chunk is known by now."""
         ...
 
-    def prepare(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> None:
-        """Before each step, what the host must plan for it. From here to the step's end the method is tensor code that
-        a CUDA graph may hold: it keeps nothing on the host, and does the same for other rows."""
+    def due(self, host_rows: Sequence[int], settings: Settings) -> list[int] | None:
+        """Before each step, the host's part of it: how many of each row's last known tokens, which plain steps left,
+        the method has to read first. They count as read from here on. None: nothing now."""
+        ...
+
+    def catch_up(self, rows: torch.Tensor, host_rows: Sequence[int], counts: torch.Tensor, width: int) -> None:
+        """It reads the last counts[i] ≤ width of each row, int64 [B]; 0 leaves a row as it is. From here to the step's
+        end the method is tensor code that a CUDA graph may hold: it keeps nothing on the host, and does the same for
+        other rows."""
         ...
 
     def propose(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates: ...
@@ -64,8 +70,7 @@ class Proposer(Protocol):
         ...
 
     def skipped(self, rows: torch.Tensor, host_rows: Sequence[int], target: TargetHidden) -> None:
-        """A plain step was committed: one token a row. The method may catch up in a later `prepare`, but before it
-        proposes."""
+        """A plain step was committed: one token a row. The method may read it later, but before it proposes."""
         ...
 
     def reusable_len(self, row: int, seq_len: int) -> int:

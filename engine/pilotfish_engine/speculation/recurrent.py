@@ -92,10 +92,11 @@ class RecurrentProposer:
         out, hidden = self._head.forward(self._head.combine(self._head.features(target)), inputs, self.kv)
         self._keep_best(self._state.row_index(host_rows), host_rows, out, hidden)
 
-    def prepare(self, rows: Tensor, host_rows: Sequence[int], settings: Settings) -> None:
-        unread = self._unread.due(rows, host_rows, settings.num_steps)
-        if unread is not None:
-            self._read_last(rows, host_rows, *unread, changed=unread[0] > 0)
+    def due(self, host_rows: Sequence[int], settings: Settings) -> list[int] | None:
+        return self._unread.due(host_rows, settings.num_steps)
+
+    def catch_up(self, rows: Tensor, host_rows: Sequence[int], counts: Tensor, width: int) -> None:
+        self._read_last(rows, host_rows, counts, self._unread.features(rows, counts, width), changed=counts > 0)
 
     def propose(self, rows: Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:
         k = settings.topk

@@ -62,11 +62,11 @@ class StandaloneProposer:
         for chunk in chunks:
             self._ahead[chunk.row] = not chunk.last
 
-    def prepare(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> None:
-        unread = self._unread.due(rows, host_rows, settings.num_steps)
-        if unread is not None:
-            counts, features = unread
-            self._read_last(rows, host_rows, counts, features.shape[1])
+    def due(self, host_rows: Sequence[int], settings: Settings) -> list[int] | None:
+        return self._unread.due(host_rows, settings.num_steps)
+
+    def catch_up(self, rows: torch.Tensor, host_rows: Sequence[int], counts: torch.Tensor, width: int) -> None:
+        self._read_last(rows, host_rows, counts, width)
 
     def propose(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:
         k = settings.topk

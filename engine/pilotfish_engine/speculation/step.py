@@ -59,9 +59,21 @@ class Step:
         return self.run(rows, host_rows, settings)
 
     def prepare(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> None:
-        """The host's turn before a step: from here on it plans and copies nothing, but for grammars."""
-        if self.proposer is not None:
-            self.proposer.prepare(rows, host_rows, settings)
+        """Before the step itself: the draft reads what plain steps left, where that is due. The host plans and copies
+        nothing after it, but for grammars."""
+        counts = self.due(host_rows, settings)
+        if counts is not None:
+            on_device = torch.tensor(counts, dtype=torch.int64).to(rows.device)
+            self.catch_up(rows, host_rows, on_device, max(counts))
+
+    def due(self, host_rows: Sequence[int], settings: Settings) -> list[int] | None:
+        """As Proposer.due."""
+        return None if self.proposer is None else self.proposer.due(host_rows, settings)
+
+    def catch_up(self, rows: torch.Tensor, host_rows: Sequence[int], counts: torch.Tensor, width: int) -> None:
+        """As Proposer.catch_up."""
+        assert self.proposer is not None, "without a draft nothing is due"
+        self.proposer.catch_up(rows, host_rows, counts, width)
 
     def run(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> StepResult:
         """The step itself: `draft`, `allowed` and `judge`. The first and the last are the same work for all rows of

@@ -31,26 +31,22 @@ class Unread:
     def lag(self, row: int) -> int:
         return self._lag[row]
 
-    def due(self, rows: Tensor, host_rows: Sequence[int], num_steps: int) -> tuple[Tensor, Tensor] | None:
-        """Before a step: what is to be read first, as it drafts or a row has no place for one more token. counts int64
-        [B] and features [B, W, feature_size], of which the first counts[i] are unread and in order, the rest padding;
-        from here on they are read. None: nothing now."""
-        lag = max(self._lag[row] for row in host_rows)
-        unread = self._take(rows, host_rows, lag) if lag == CATCH_UP or (lag > 0 and num_steps > 0) else None
-        if num_steps == 0:
-            for row in host_rows:
-                self._lag[row] += 1
-        return unread
+    def due(self, host_rows: Sequence[int], num_steps: int) -> list[int] | None:
+        """As Proposer.due: something is where the step drafts, or a row has no place for one more token."""
+        lags = [self._lag[row] for row in host_rows]
+        longest = max(lags)
+        is_due = longest == CATCH_UP or (longest > 0 and num_steps > 0)
+        if is_due or num_steps == 0:
+            for row, lag in zip(host_rows, lags, strict=True):
+                self._lag[row] = (0 if is_due else lag) + (num_steps == 0)
+        return lags if is_due else None
+
+    def features(self, rows: Tensor, counts: Tensor, width: int) -> Tensor:
+        """[B, width, feature_size]: of the last counts[i] ≤ width tokens of each row (int64 [B]), in order, the rest is
+        padding."""
+        at = (self._state.seq_lens[rows] - counts).unsqueeze(1) + torch.arange(width, device=rows.device)
+        return self._features[rows.unsqueeze(1), at % CATCH_UP]
 
     def keep(self, rows: Tensor, features: Tensor) -> None:
         """After a plain step was committed; features: [B, feature_size]."""
         self._features[rows, (self._state.seq_lens[rows] - 1) % CATCH_UP] = features
-
-    def _take(self, rows: Tensor, host_rows: Sequence[int], width: int) -> tuple[Tensor, Tensor]:
-        lags = torch.tensor([self._lag[row] for row in host_rows], dtype=torch.int64)
-        counts = lags.to(rows.device)
-        at = (self._state.seq_lens[rows] - counts).unsqueeze(1) + torch.arange(width, device=rows.device)
-        features = self._features[rows.unsqueeze(1), at % CATCH_UP]
-        for row in host_rows:
-            self._lag[row] = 0
-        return counts, features

@@ -13,9 +13,8 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 from statistics import median
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
@@ -79,24 +78,43 @@ def bucket(batch: int, most: int) -> int:
     return min(3 * power // 4 if batch <= 3 * power // 4 else power, most)
 
 
-class _StepGraph:
-    """The steps of one kind, recorded when first run. rows: int64 [bucket], which they read; the host's rows and the
-    settings are those of the first of them."""
+class _Graph:
+    """rows: int64 [bucket], which its steps read; host_rows are those of the first of them, and others of its kind are
+    as these."""
 
-    def __init__(
-        self, step: Step, record: Recorder, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings
-    ) -> None:
-        self.rows = rows
+    def __init__(self, step: Step, record: Recorder, host_rows: Sequence[int]) -> None:
+        self.rows = torch.empty(len(host_rows), dtype=torch.int64, device=step.state.device)
         self._filled_with: torch.Tensor | None = None
         self._step = step
         self._record = record
         self._host_rows = host_rows
+
+    def fill(self, rows: torch.Tensor) -> None:
+        """With the batch's, which change seldom."""
+        if self._filled_with is not rows:
+            self.rows[: len(rows)] = rows
+            self.rows[len(rows) :] = self._step.state.padding_row
+            self._filled_with = rows
+
+    def _recorded(self, run: Callable[[], Result]) -> Callable[[], Result]:
+        try:
+            return self._record(run)
+        except RuntimeError as error:  # no memory for it, say: nothing has been run yet, and the step itself still can
+            log.warning("steps of %d rows are not recorded: %s", len(self.rows), error)
+            return run
+
+
+class _StepGraph(_Graph):
+    """Steps of one size, with the same settings."""
+
+    def __init__(self, step: Step, record: Recorder, host_rows: Sequence[int], settings: Settings) -> None:
+        super().__init__(step, record, host_rows)
         self._settings = settings
         self._whole: Callable[[], StepResult] | None = None
         # with a grammar: the part before the masks, and the part that reads them
         self._first: Callable[[], DraftTree] | None = None
         self._second: Callable[[], StepResult] | None = None
-        self._allowed = rows.new_empty(0)
+        self._allowed = self.rows.new_empty(0)
 
     def __call__(self, host_rows: Sequence[int]) -> StepResult:
         step, settings = self._step, self._settings
@@ -114,79 +132,115 @@ class _StepGraph:
             self._allowed.copy_(allowed)
         return self._second()
 
-    def fill(self, rows: torch.Tensor, padding_row: int) -> None:
-        """With the batch's, which change seldom."""
-        if self._filled_with is not rows:
-            self.rows[: len(rows)] = rows
-            self.rows[len(rows) :] = padding_row
-            self._filled_with = rows
-
     def _padded(self, part: Callable[[torch.Tensor, Sequence[int], Settings], Result]) -> Result:
         self._step.state.clear_padding()
         return part(self.rows, self._host_rows, self._settings)
 
-    def _recorded(self, run: Callable[[], Result]) -> Callable[[], Result]:
-        try:
-            return self._record(run)
-        except RuntimeError as error:  # no memory for it, say: nothing has been run yet, and the step itself still can
-            log.warning("steps of %d rows with %s are not recorded: %s", len(self.rows), self._settings, error)
-            return run
+
+class _CatchUpGraph(_Graph):
+    """A draft's reading of what plain steps left, `width` tokens of a row at most."""
+
+    def __init__(self, step: Step, record: Recorder, host_rows: Sequence[int], width: int) -> None:
+        super().__init__(step, record, host_rows)
+        self._width = width
+        self._counts = torch.zeros_like(self.rows)
+        self._read: Callable[[], None] | None = None
+
+    def __call__(self, counts: Sequence[int]) -> None:
+        self._counts.copy_(torch.tensor([*counts, *[0] * (len(self.rows) - len(counts))]))
+        self._read = self._read or self._recorded(self._run)
+        self._read()
+
+    def _run(self) -> None:
+        self._step.state.clear_padding()
+        self._step.catch_up(self.rows, self._host_rows, self._counts, self._width)
 
 
-Kind = tuple[int, Settings, int]  # rows, padding included; and their traits
+Key = TypeVar("Key")
+Graph = TypeVar("Graph", bound=_Graph)
 
 
-class StepGraphs:
-    """Stands where a Step stands. Results are the step's own until the next call. replayed: whether the last step was
-    a graph that was there before it, and so took as long as others will."""
+class _Kept(Generic[Key, Graph]):
+    """Graphs by kind, those used last."""
 
-    def __init__(self, step: Step, record: Recorder, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._step = step
+    def __init__(self, record: Recorder) -> None:
         self._record = record
-        self._clock = clock
-        self._graphs: OrderedDict[Kind, _StepGraph] = OrderedDict()
-        self._seen: set[Kind] = set()
-        self._slow_ms = deque([FIRST_STEP_MS], maxlen=RECENT)  # steps that were not replayed
-        self.replayed = False
+        self._graphs: OrderedDict[Key, Graph] = OrderedDict()
+        self._seen: set[Key] = set()
 
-    def __call__(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> StepResult:
-        begun = self._clock()
-        self._step.prepare(rows, host_rows, settings)
-        padding_row = self._step.state.padding_row
-        padded = [*host_rows, *[padding_row] * (bucket(len(host_rows), padding_row) - len(host_rows))]
-        graph, self.replayed = self._of_kind(padded, settings)
-        graph.fill(rows, padding_row)
-        result = _of_first(graph(padded), len(host_rows))
-        if not self.replayed:
-            self._slow_ms.append((self._clock() - begun) * 1e3)
-        return result
+    def __len__(self) -> int:
+        return len(self._graphs)
 
-    def preparing(self, host_rows: Sequence[int]) -> Callable[[Settings], float]:
-        """What it takes, in ms, until steps of these rows with given settings are replayed; 0 where they are."""
-        traits = cache(lambda: self._step.state.traits(host_rows))
+    def missing(self, kind: Key) -> int:
+        """How many steps of this kind will not be replayed."""
+        return 0 if kind in self._graphs else 1 if kind in self._seen else 2
 
-        def price(settings: Settings) -> float:
-            kind = (bucket(len(host_rows), self._step.state.padding_row), settings, traits())
-            return 0.0 if kind in self._graphs else median(self._slow_ms) * (2 - (kind in self._seen))
-
-        return price
-
-    def _of_kind(self, host_rows: Sequence[int], settings: Settings) -> tuple[_StepGraph, bool]:
-        """And whether it was there."""
-        kind = (len(host_rows), settings, self._step.state.traits(host_rows))
+    def get(self, kind: Key, make: Callable[[Recorder], Graph]) -> Graph:
+        """The first time one that records nothing, then one that is kept."""
         if kind in self._graphs:
             self._graphs.move_to_end(kind)
-            return self._graphs[kind], True
-        rows = torch.empty(len(host_rows), dtype=torch.int64, device=self._step.state.device)
+            return self._graphs[kind]
         if kind not in self._seen:
             if len(self._seen) == MOST_SEEN:
                 self._seen.clear()
             self._seen.add(kind)
-            return _StepGraph(self._step, _as_it_is, rows, host_rows, settings), False
+            return make(_as_it_is)
         if len(self._graphs) == MOST_GRAPHS:
             self._graphs.popitem(last=False)
-        self._graphs[kind] = _StepGraph(self._step, self._record, rows, host_rows, settings)
-        return self._graphs[kind], False
+        self._graphs[kind] = make(self._record)
+        return self._graphs[kind]
+
+
+class StepGraphs:
+    """Stands where a Step stands. Results are the step's own until the next call. replayed: whether the last step was
+    graphs that were there before it, and so took as long as others will."""
+
+    def __init__(self, step: Step, record: Recorder, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._step = step
+        self._clock = clock
+        # by the rows with their padding, and the rows' traits
+        self.steps = _Kept[tuple[int, Settings, int], _StepGraph](record)
+        self.catch_ups = _Kept[tuple[int, int, int], _CatchUpGraph](record)
+        self._slow_ms = deque([FIRST_STEP_MS], maxlen=RECENT)  # steps that were not replayed
+        self.replayed = False
+
+    def __call__(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> StepResult:
+        begun, step, batch = self._clock(), self._step, len(host_rows)
+        padding_row = step.state.padding_row
+        padded = [*host_rows, *[padding_row] * (bucket(batch, padding_row) - batch)]
+        traits = step.state.traits(host_rows)
+        counts = step.due(host_rows, settings)
+        missing = 0 if counts is None else self._catch_up(rows, padded, traits, counts)
+        kind = (len(padded), settings, traits)
+        missing += self.steps.missing(kind)
+        graph = self.steps.get(kind, lambda record: _StepGraph(step, record, padded, settings))
+        graph.fill(rows)
+        result = _of_first(graph(padded), batch)
+        self.replayed = missing == 0
+        if not self.replayed:
+            self._slow_ms.append((self._clock() - begun) * 1e3)
+        return result
+
+    def _catch_up(self, rows: torch.Tensor, padded: Sequence[int], traits: int, counts: Sequence[int]) -> int:
+        """Returns what was missing of it."""
+        step, width = self._step, 1 << (max(counts) - 1).bit_length()
+        kind = (len(padded), width, traits)
+        missing = self.catch_ups.missing(kind)
+        graph = self.catch_ups.get(kind, lambda record: _CatchUpGraph(step, record, padded, width))
+        graph.fill(rows)
+        graph(counts)
+        return missing
+
+    def preparing(self, host_rows: Sequence[int]) -> Callable[[Settings], float]:
+        """What it takes, in ms, until steps of these rows with given settings are replayed; 0 where they are."""
+        state = self._step.state
+        size, traits = bucket(len(host_rows), state.padding_row), state.traits(host_rows)
+
+        def price(settings: Settings) -> float:
+            missing = self.steps.missing((size, settings, traits))
+            return missing * median(self._slow_ms) if missing else 0.0
+
+        return price
 
 
 def _as_it_is(run: Callable[[], Result]) -> Callable[[], Result]:

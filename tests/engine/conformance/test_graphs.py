@@ -62,7 +62,7 @@ def recorded(parts: Parts, recorder: Recorder) -> Parts:
 def kept(parts: Parts) -> int:
     """How many graphs there are."""
     assert isinstance(parts.worker._graphs, StepGraphs)
-    return len(parts.worker._graphs._graphs)
+    return len(parts.worker._graphs.steps)
 
 
 SETTINGS = settings_of([(0, 1), (NUM_STEPS, 1), (NUM_STEPS, 4)], "equal", "random")
@@ -122,6 +122,28 @@ def test_recorded_steps_draw_what_others_draw(engine, method, draft, num_steps, 
     again = Again()
     assert drawn(recorded(parts, again), kinds, num_steps, topk) == drawn(parts, kinds, num_steps, topk)
     assert again.replayed > again.recorded > 0
+
+
+@pytest.mark.parametrize(("method", "draft", "num_steps", "topk"), settings_of([(NUM_STEPS, 1)], "near", "random"))
+def test_what_plain_steps_left_is_read_by_graphs(engine, greedy, method, draft, num_steps, topk):
+    """By two requests, of which one begins later: so they are behind by different numbers of tokens."""
+    parts = recorded(engine(method, draft, 16), again := Again())
+    harness, (first, second) = Harness(parts), prompts(2, seed=65)
+    ids = [harness.submit(first, max_tokens=50, ignore_eos=True)]
+    for number in range(60):
+        if number == 2:
+            ids.append(harness.submit(second, max_tokens=45, ignore_eos=True))
+        if harness.scheduler.has_work:
+            harness.scheduler.set_envelope(fixed(*((num_steps, topk) if number % 5 == 4 else (0, 1))))
+            harness.step()
+    harness.drain()
+    assert [harness.answers[i].token_ids for i in ids] == [greedy(first, 50), greedy(second, 45)]
+    assert again.replayed > again.recorded
+    if hasattr(parts.step.proposer, "_unread"):
+        assert len(parts.worker._graphs.catch_ups) > 0
+    if "equal" in draft:  # all that is drafted right behind plain steps is accepted
+        drafted = [result for batch, result in harness.worker.steps if result.num_draft_tokens > 1][1:-2]
+        assert all(n == num_steps + 1 for result in drafted for n in result.accept_lens.tolist())
 
 
 def test_with_a_grammar_a_step_is_two_graphs(engine):

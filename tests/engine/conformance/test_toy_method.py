@@ -60,7 +60,10 @@ class ToyProposer:
     def extend(self, chunks: Sequence[Chunk], target: TargetHidden) -> None:
         self._look_at(target, sum(chunk.end - chunk.start for chunk in chunks))
 
-    def prepare(self, rows: Tensor, host_rows: Sequence[int], settings: Settings) -> None:
+    def due(self, host_rows: Sequence[int], settings: Settings) -> list[int] | None:
+        return None
+
+    def catch_up(self, rows: Tensor, host_rows: Sequence[int], counts: Tensor, width: int) -> None:
         pass
 
     def propose(self, rows: Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:

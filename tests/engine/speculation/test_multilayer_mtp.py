@@ -141,9 +141,14 @@ class Run:
             tokens.append(drafted[-1])
         return drafted, scores
 
+    def catch_up(self, rows: Sequence[int], settings: Settings) -> None:
+        counts = self.proposer.due(rows, settings)
+        if counts is not None:
+            self.proposer.catch_up(self.state.row_index(rows), rows, torch.tensor(counts), max(counts))
+
     def propose(self, rows: Sequence[int], num_steps: int) -> None:
         settings = Settings(num_steps=num_steps, topk=1, num_draft_tokens=num_steps + 1)
-        self.proposer.prepare(self.state.row_index(rows), rows, settings)
+        self.catch_up(rows, settings)
         found = self.proposer.propose(self.state.row_index(rows), rows, settings)
         assert found.parents.tolist() == [list(range(-1, num_steps - 1))] * len(rows)
         for i, row in enumerate(rows):
@@ -155,7 +160,7 @@ class Run:
         """A step in which row i commits counts[i] ≤ num_steps + 1 tokens; num_steps 0: a plain one."""
         width, index = num_steps + 1, self.state.row_index(rows)
         if num_steps == 0:
-            self.proposer.prepare(index, rows, PLAIN)
+            self.catch_up(rows, PLAIN)
         hidden = torch.full((len(rows) * width, HIDDEN), torch.nan, dtype=torch.float64)
         committed = torch.zeros(len(rows), width, dtype=torch.int64)
         for i, (row, count) in enumerate(zip(rows, counts, strict=True)):
