@@ -59,10 +59,9 @@ def recorded(parts: Parts, recorder: Recorder) -> Parts:
     return replace(parts, worker=worker)
 
 
-def kept(parts: Parts) -> int:
-    """How many graphs there are."""
-    assert isinstance(parts.worker._graphs, StepGraphs)
-    return len(parts.worker._graphs.steps)
+def graphs_of(parts: Parts) -> StepGraphs:
+    assert parts.worker._graphs is not None
+    return parts.worker._graphs
 
 
 SETTINGS = settings_of([(0, 1), (NUM_STEPS, 1), (NUM_STEPS, 4)], "equal", "random")
@@ -140,7 +139,7 @@ def test_what_plain_steps_left_is_read_by_graphs(engine, greedy, method, draft, 
     assert [harness.answers[i].token_ids for i in ids] == [greedy(first, 50), greedy(second, 45)]
     assert again.replayed > again.recorded
     if hasattr(parts.step.proposer, "_unread"):
-        assert len(parts.worker._graphs.catch_ups) > 0
+        assert len(graphs_of(parts).catch_ups) > 0
     if "equal" in draft:  # all that is drafted right behind plain steps is accepted
         drafted = [result for batch, result in harness.worker.steps if result.num_draft_tokens > 1][1:-2]
         assert all(n == num_steps + 1 for result in drafted for n in result.accept_lens.tolist())
@@ -185,7 +184,7 @@ def test_graphs_that_are_not_used_make_room(engine, greedy, monkeypatch):
             harness = Harness(parts)
             harness.scheduler.set_envelope(fixed(num_steps, 1))
             assert harness.run([prompt], max_tokens=20, ignore_eos=True) == [greedy(prompt, 20)]
-    assert kept(parts) == 2
+    assert len(graphs_of(parts).steps) == 2
 
 
 def test_what_recording_costs_is_said_until_it_is_done(engine):
