@@ -40,6 +40,7 @@ def parse(arguments: Sequence[str], where: str) -> argparse.Namespace:
     parser.add_argument("--section", action="append", choices=SECTIONS, help="only this one (again for more)")
     parser.add_argument("--prompts", type=int, default=PROMPTS[where], help="of each kind (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=TOKENS[where], help="of an answer at most (default: %(default)s)")
+    parser.add_argument("--at-once", action="append", type=int, help="of speed: only so many requests (again for more)")
     parser.add_argument("--prompt-file", type=Path, help="prompts as token ids, where the packages are not installed")
     parser.add_argument("--write-prompts", type=Path, metavar="FILE", help="write such a file, and end")
     parser.add_argument("--out", type=Path, metavar="DIR", help="rows as JSON, and pictures")
@@ -86,7 +87,7 @@ def main() -> int:
         for name in options.section or SECTIONS:
             begun = time.monotonic()
             print(f"\n{name}", flush=True)
-            found = SECTIONS[name](Run(engines, wanted, options.tokens))
+            found = SECTIONS[name](Run(engines, wanted, options.tokens, options.at_once))
             print(f"({time.monotonic() - begun:.0f} s)", flush=True)
             if options.out is not None:
                 keep(name, about, found, options.out)

@@ -15,11 +15,12 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """tokens: of an answer at most."""
+    """tokens: of an answer at most. at_once: how many requests are timed together; None: all levels."""
 
     engines: Engines
     asked: Asked
     tokens: int
+    at_once: Sequence[int] | None = None
     temperatures: tuple[float, ...] = (0.0, 1.0)
 
     @property

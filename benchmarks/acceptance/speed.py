@@ -122,7 +122,7 @@ def device() -> str:
 
 def run(given: Run) -> list[Row]:
     where = device()
-    levels = LEVELS[where]
+    levels = given.at_once or LEVELS[where]
     plain, drafting = (engine(given, method, max(levels)) for method in (PLAIN, given.engines.drafting))
     prompts = list(islice(cycle(given.prompts), max(levels)))
     for timed in (plain, drafting):

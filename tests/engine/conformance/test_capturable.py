@@ -62,7 +62,7 @@ def test_a_step_is_capturable(engine, monkeypatch, method, draft, num_steps, top
     settings = Settings(num_steps=num_steps, topk=topk, num_draft_tokens=1 if num_steps == 0 else 9)
     rows = [0, 1, 2]
     index = parts.step.state.row_index(rows)
-    lags = torch.tensor([2, 0, 1])
+    lags = torch.tensor([2, 0, 1]).to(index.device)
     for name in HOST_COPIES:
         monkeypatch.setattr(torch.Tensor, name, refuse)
     with torch.inference_mode(), Capturable():
