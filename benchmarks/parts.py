@@ -27,6 +27,7 @@ from safetensors.torch import save_file
 from benchmarks import prompts
 from benchmarks.decode import Bar, encode
 from benchmarks.reference import SOURCE
+from benchmarks.shared import target_of
 from pilotfish_engine.config import CapacityConfig, EngineConfig, ModelConfig, SpeculationConfig
 from pilotfish_engine.contract.speculation import Envelope, EnvelopeUpdate
 from pilotfish_engine.engine import SLACK, Parts, assemble
@@ -192,8 +193,10 @@ def main() -> int:
     texts = encode(prompts.chat(max(BATCHES)))
     bars: list[Bar] = []
     with tempfile.TemporaryDirectory() as folder:
-        head, without = build("EAGLE3", random_head(Path(folder))), build("None", None)
-        engines = {"EAGLE3": head, "NGRAM": build("NGRAM", None)}
+        head = build("EAGLE3", random_head(Path(folder)))
+        with target_of(head):
+            without, ngram = build("None", None), build("NGRAM", None)
+        engines = {"EAGLE3": head, "NGRAM": ngram}
         print(f"ms a step, SmolLM2-135M-Instruct, {head.step.target.dtype}, {torch.get_num_threads()} threads")
         print(f"{'':26}" + "".join(f"{part:>9}" for part in PARTS) + "    rest/step")
         for batch in BATCHES:

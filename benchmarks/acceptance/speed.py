@@ -22,6 +22,7 @@ from benchmarks.acceptance.counting import fixed
 from benchmarks.acceptance.engines import PLAIN
 from benchmarks.acceptance.methods import CHAIN, TREE
 from benchmarks.acceptance.section import Row, Run, Table, working
+from benchmarks.shared import target_of
 from pilotfish_engine.contract.speculation import Envelope, EnvelopeUpdate
 from pilotfish_engine.engine import Parts
 from pilotfish_engine.messages import Grammar, SamplingParams, Submit
@@ -56,9 +57,10 @@ class Alone:
 
 @dataclass(frozen=True)
 class Timed:
-    """An engine. tokens: of each answer of a batch that are timed; room: of these answers until they would end; whole:
-    of an answer that is alone, at most."""
+    """An engine of these parts. tokens: of each answer of a batch that are timed; room: of these answers until they
+    would end; whole: of an answer that is alone, at most."""
 
+    parts: Parts
     scheduler: Scheduler
     tokens: int
     room: int
@@ -113,7 +115,7 @@ def engine(given: Run, method: str, rows: int) -> Timed:
     tokens = min(given.tokens, MOST_TOKENS[device()])
     room = 8 * tokens + 64
     parts: Parts = given.engines.build(method, ENVELOPE, rows, None, max(room, given.tokens))
-    return Timed(Scheduler(parts.worker, parts.chunk_size, grammars=parts.grammars), tokens, room, given.tokens)
+    return Timed(parts, Scheduler(parts.worker, parts.chunk_size, grammars=parts.grammars), tokens, room, given.tokens)
 
 
 def device() -> str:
@@ -123,7 +125,9 @@ def device() -> str:
 def run(given: Run) -> list[Row]:
     where = device()
     levels = given.at_once or LEVELS[where]
-    plain, drafting = (engine(given, method, max(levels)) for method in (PLAIN, given.engines.drafting))
+    drafting = engine(given, given.engines.drafting, max(levels))
+    with target_of(drafting.parts):
+        plain = engine(given, PLAIN, max(levels))
     prompts = list(islice(cycle(given.prompts), max(levels)))
     for timed in (plain, drafting):
         timed.scheduler.set_envelope(SETTINGS["plain"])
