@@ -14,7 +14,7 @@ import torch
 
 from benchmarks import SOURCE
 from benchmarks.acceptance import asked, calibration, guided, methods, nodes, speed, split
-from benchmarks.acceptance.engines import Engines, device
+from benchmarks.acceptance.engines import Engines, device, where
 from benchmarks.acceptance.section import Row, Run
 from pilotfish_engine.errors import UsageError
 from pilotfish_engine.source import default_name
@@ -33,13 +33,13 @@ PROMPTS = {"cpu": 3, "cuda": 80}  # of each kind
 TOKENS = {"cpu": 24, "cuda": 256}
 
 
-def parse(arguments: Sequence[str], where: str) -> argparse.Namespace:
+def parse(arguments: Sequence[str], place: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.acceptance", description=__doc__)
     parser.add_argument("--target", default=SOURCE, help="the model, as `pilotfish-engine serve` takes it")
     parser.add_argument("--draft", type=Path, help=f"a head's folder (default: {HEAD}, if it is there)")
     parser.add_argument("--section", action="append", choices=SECTIONS, help="only this one (again for more)")
-    parser.add_argument("--prompts", type=int, default=PROMPTS[where], help="of each kind (default: %(default)s)")
-    parser.add_argument("--tokens", type=int, default=TOKENS[where], help="of an answer at most (default: %(default)s)")
+    parser.add_argument("--prompts", type=int, default=PROMPTS[place], help="of each kind (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=TOKENS[place], help="of an answer at most (default: %(default)s)")
     parser.add_argument("--at-once", action="append", type=int, help="of speed: only so many requests (again for more)")
     parser.add_argument("--prompt-file", type=Path, help="prompts as token ids, where the packages are not installed")
     parser.add_argument("--write-prompts", type=Path, metavar="FILE", help="write such a file, and end")
@@ -59,8 +59,7 @@ def keep(name: str, about: Row, rows: list[Row], out: Path) -> None:
 
 
 def main() -> int:
-    where = "cuda" if torch.cuda.is_available() else "cpu"
-    options = parse(sys.argv[1:], where)
+    options = parse(sys.argv[1:], where())
     if options.prompt_file is None:
         wanted = asked.installed(options.target, options.prompts)
     else:
@@ -82,7 +81,7 @@ def main() -> int:
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        rows = min(len(lengths), MOST_ROWS[where])
+        rows = min(len(lengths), MOST_ROWS[where()])
         engines = Engines(options.target, draft, wanted.corpus, lengths, options.tokens, rows, Path(folder))
         for name in options.section or SECTIONS:
             begun = time.monotonic()

@@ -88,6 +88,11 @@ class Engines:
         raise MethodError(f"no engine is called {name!r}")
 
 
+def where() -> str:
+    """What the defaults of a run go by."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def device() -> str:
     """What the engines run on, in words."""
     if torch.cuda.is_available():

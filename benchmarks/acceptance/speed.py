@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from statistics import median
 
-import torch
-
 from benchmarks.acceptance.asked import Prompt
 from benchmarks.acceptance.counting import fixed
-from benchmarks.acceptance.engines import PLAIN
+from benchmarks.acceptance.engines import PLAIN, where
 from benchmarks.acceptance.methods import CHAIN, TREE
 from benchmarks.acceptance.section import Row, Run, Table, working
 from benchmarks.shared import target_of
@@ -31,6 +29,7 @@ from pilotfish_engine.scheduler.scheduler import Scheduler
 LEVELS = {"cpu": (1, 2, 4, 8, 16), "cuda": (1, 2, 4, 8, 16, 32, 64, 128, 256)}
 ROUNDS = 3
 SOLO = {"cpu": 3, "cuda": 12}  # prompts that are run one after another where one runs at once
+SOLO_UNTIMED = 3
 MOST_TOKENS = {"cpu": 128, "cuda": 512}  # of an answer, where several run at once
 ENVELOPE = Envelope(**TREE.model_dump(), tuning="Adaptive", disable_threshold="Auto")
 SETTINGS = {
@@ -112,19 +111,14 @@ class Timed:
 
 def engine(given: Run, method: str, rows: int) -> Timed:
     """With a cost profile measured here, as a served engine has one."""
-    tokens = min(given.tokens, MOST_TOKENS[device()])
+    tokens = min(given.tokens, MOST_TOKENS[where()])
     room = 8 * tokens + 64
     parts: Parts = given.engines.build(method, ENVELOPE, rows, None, max(room, given.tokens))
     return Timed(parts, Scheduler(parts.worker, parts.chunk_size, grammars=parts.grammars), tokens, room, given.tokens)
 
 
-def device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def run(given: Run) -> list[Row]:
-    where = device()
-    levels = given.at_once or LEVELS[where]
+    levels, solo = given.at_once or LEVELS[where()], SOLO[where()]
     drafting = engine(given, given.engines.drafting, max(levels))
     with target_of(drafting.parts):
         plain = engine(given, PLAIN, max(levels))
@@ -144,8 +138,9 @@ def run(given: Run) -> list[Row]:
                 if level > 1:
                     found = timed.together(update, prompts[:level])
                 else:
-                    found = timed.alone(update, prompts[: SOLO[where] if turn else 3]).rate
-                rates[name] += [found] if turn else []
+                    found = timed.alone(update, prompts[: solo if turn else SOLO_UNTIMED]).rate
+                if turn > 0:
+                    rates[name].append(found)
         ratio = {
             name: median(rate / base for rate, base in zip(found, rates["plain"], strict=True))
             for name, found in rates.items()

@@ -8,8 +8,8 @@ way only to one that is better by HYSTERESIS. What is not run is not measured, s
 goes to probes: what is being run earns credit, and a probe spends it as it loses against what it interrupts; while a
 probe wins, it goes on.
 
-Settings whose steps have to be prepared first (recorded as a graph) wait until running the best of the others has cost
-as much as preparing them will: in all, preparing costs no more than waiting did.
+Settings whose steps have to be prepared first (recorded as a graph) wait until running the best of those that are ready
+has cost as much as preparing them will. Where none is ready the best is prepared at once.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Controller:
         self._choice: Choice | None = None
         self._decided_batch = 0
         self._steps_since = 0
-        self._is_due = False  # before that
+        self._is_due = False  # a decision, before its time
         self._context_per_request = 0.0
         self._running_ms = 0.0  # of a step of _settings, as of the last decision
         self._next_probe: Settings | None = None
