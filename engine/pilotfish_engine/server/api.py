@@ -43,16 +43,10 @@ class Api:
         route("/detokenize", self.detokenize, methods=["POST"])
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
-        service = self._service
-        service.check_model(body.model)
-        tokenizer, _ = service.loaded()
-        calls = _calls_of(body, "" if tokenizer.chat_template is None else tokenizer.chat_template.source)
-        prompt = await service.encode_chat(body.messages, body.offered_tools, body.chat_template_kwargs or {})
-        shape = shapes.Chat(
-            None if body.alternatives is None else tokenizer, body.n or 1, None if calls is None else calls.reader
-        )
-        longest = body.max_completion_tokens or body.max_tokens
-        return await self._generate(body, request, [prompt], longest, shape, _demanded(body, calls))
+        generation, calls = await start_chat(self._service, body)
+        tokenizer = None if body.alternatives is None else self._service.loaded()[0]
+        shape = shapes.Chat(tokenizer, body.n or 1, None if calls is None else calls.reader)
+        return await self._answer(body, request, generation, shape)
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
         service, n = self._service, body.n or 1
@@ -68,28 +62,11 @@ class Api:
         ]
         shape = shapes.Completion(None if body.alternatives is None else tokenizer, echoes)
         longest = body.max_tokens or DEFAULT_COMPLETION_TOKENS
-        return await self._generate(body, request, prompts, longest, shape, _demanded(body, None))
+        generation = _start(service, body, prompts, longest, _demanded(body, None))
+        return await self._answer(body, request, generation, shape)
 
-    async def _generate(
-        self,
-        body: Generate,
-        request: Request,
-        prompts: list[list[int]],
-        longest: int | None,
-        shape: shapes.Shape,
-        demanded: tuple[Grammar | None, str],
-    ) -> Response:
-        """demanded: what the answer must be, and the field that says so."""
+    async def _answer(self, body: Generate, request: Request, generation: Generation, shape: shapes.Shape) -> Response:
         service = self._service
-        tokenizer, limits = service.loaded()
-        room = limits.max_model_len - max(map(len, prompts))
-        grammar, field = demanded
-        params = sampling_params(body, min(longest or room, room), tokenizer.vocab_size, grammar)
-        n = body.n or 1
-        service.admit(len(prompts) * n)
-        generation = Generation(
-            service.link, tokenizer, service.metrics, prompts, params, n, body.priority or 0, {"grammar": field}
-        )
         writer = shapes.Writer(shape, request.state.request_id, service.name, service.fingerprint)
         if not body.stream:
             try:
@@ -144,6 +121,36 @@ class Api:
             )
         check_tokens(body.tokens, tokenizer.vocab_size, "tokens")
         return {"prompt": tokenizer.decode(body.tokens)}
+
+
+async def start_chat(service: Service, body: ChatRequest) -> tuple[Generation, Calls | None]:
+    """The answers to a chat, and how they may call tools. Raises ApiError when the request cannot be taken."""
+    service.check_model(body.model)
+    tokenizer, _ = service.loaded()
+    calls = _calls_of(body, "" if tokenizer.chat_template is None else tokenizer.chat_template.source)
+    demanded = _demanded(body, calls)
+    prompt = await service.encode_chat(body.messages, body.offered_tools, body.chat_template_kwargs or {})
+    return _start(service, body, [prompt], body.max_completion_tokens or body.max_tokens, demanded), calls
+
+
+def _start(
+    service: Service,
+    body: Generate,
+    prompts: list[list[int]],
+    longest: int | None,
+    demanded: tuple[Grammar | None, str],
+) -> Generation:
+    """longest: tokens of each answer; None: what the context leaves. demanded: what the answer must be, and the field
+    that says so."""
+    tokenizer, limits = service.loaded()
+    room = limits.max_model_len - max(map(len, prompts))
+    grammar, field = demanded
+    params = sampling_params(body, min(longest or room, room), tokenizer.vocab_size, grammar)
+    n = body.n or 1
+    service.admit(len(prompts) * n)
+    return Generation(
+        service.link, tokenizer, service.metrics, prompts, params, n, body.priority or 0, {"grammar": field}
+    )
 
 
 def _calls_of(body: ChatRequest, template: str) -> Calls | None:

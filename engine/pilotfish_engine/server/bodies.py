@@ -92,13 +92,12 @@ class StreamOptions(Body):
     include_obfuscation: Literal[False] | None = None
 
 
-class Generate(Body):
-    """What /v1/chat/completions and /v1/completions have in common. top_k, min_p, repetition_penalty, min_tokens,
-    ignore_eos, stop_token_ids, priority (the lowest first) and structured_outputs are not OpenAI's, but widely sent.
-    user, metadata and the like are accepted and kept nowhere."""
+class Sampling(Body):
+    """What every route that generates has in common. top_k, min_p, repetition_penalty, min_tokens, ignore_eos,
+    stop_token_ids, priority (the lowest first) and structured_outputs are not OpenAI's, but widely sent. user, metadata
+    and the like are accepted and kept nowhere."""
 
     model: Text
-    max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
     min_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS)
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(None, gt=0, le=1)
@@ -109,12 +108,10 @@ class Generate(Body):
     repetition_penalty: float | None = Field(None, ge=0.1, le=10)
     logit_bias: Bias | None = None
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
-    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     stop: Annotated[Stops, BeforeValidator(_as_list, json_schema_input_type=Stop | Stops)] | None = None
     stop_token_ids: list[TokenId] | None = Field(None, max_length=MAX_STOP_TOKENS)
     ignore_eos: bool | None = None
     priority: int | None = Field(None, ge=-(1 << 31), lt=1 << 31)
-    response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -124,6 +121,20 @@ class Generate(Body):
     prompt_cache_key: Text | None = None
     prompt_cache_retention: Literal["in_memory", "24h"] | None = None
 
+    @model_validator(mode="after")
+    def _options_need_a_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise _wrong("stream_options", "needs stream: true")
+        return self
+
+
+class Generate(Sampling):
+    """What /v1/chat/completions and /v1/completions have in common."""
+
+    max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    response_format: ResponseFormat | None = None
+
     @model_validator(mode="before")
     @classmethod
     def _refuse_unserved(cls, body: Any) -> Any:
@@ -131,8 +142,6 @@ class Generate(Body):
 
     @model_validator(mode="after")
     def _fields_fit_each_other(self) -> Self:
-        if self.stream_options is not None and not self.stream:
-            raise _wrong("stream_options", "needs stream: true")
         if self.structured_outputs is not None and self.answer_format is not None:
             raise _wrong("structured_outputs", "and response_format exclude each other; one of them would work")
         return self
