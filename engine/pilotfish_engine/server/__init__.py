@@ -2,6 +2,6 @@
 
 Reading order: process (starts and ends everything) → app → api (routes) → bodies (with conversation and structure) →
 service (with rendering: a prompt of a chat) → generation → link (to the model process) → shapes (with logprobs and
-tool_calls: how an answer is told).
+tool_calls: how an answer is told). responses is a second way to say and tell a chat.
 Imports no torch. Text becomes tokens here, and tokens text.
 """

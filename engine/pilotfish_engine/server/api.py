@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from pilotfish_engine.messages import Grammar
-from pilotfish_engine.server import shapes
+from pilotfish_engine.server import delivery, shapes
 from pilotfish_engine.server.bodies import (
     ChatRequest,
     CompletionRequest,
@@ -23,7 +23,7 @@ from pilotfish_engine.server.conversation import NamedTool
 from pilotfish_engine.server.failures import ApiError, Invalid
 from pilotfish_engine.server.generation import Generation, Piece, check_choices, check_tokens, sampling_params
 from pilotfish_engine.server.service import Service
-from pilotfish_engine.server.streaming import EventStream, unless_gone
+from pilotfish_engine.server.streaming import Event
 from pilotfish_engine.server.tool_calls import Calls, style_of
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, for /v1/completions
@@ -69,18 +69,11 @@ class Api:
         service = self._service
         writer = shapes.Writer(shape, request.state.request_id, service.name, service.fingerprint)
         if not body.stream:
-            try:
-                return JSONResponse(await unless_gone(request.receive, _collect(writer, generation)))
-            finally:
-                generation.close()
-        pieces = generation.pieces()
-        try:  # what is wrong with a request shows with its first output: before the status is sent
-            first = await unless_gone(request.receive, _next(pieces))
-        except BaseException:
-            generation.close()
-            raise
+            return await delivery.whole(request, generation, _collect(writer, generation))
         with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        return EventStream(_events(writer, generation, first, pieces, with_usage), generation.close)
+        return await delivery.streamed(
+            request, generation, lambda first, pieces: _events(writer, generation, first, pieces, with_usage)
+        )
 
     async def models(self) -> dict[str, Any]:
         return {"object": "list", "data": [self._card()]}
@@ -190,10 +183,6 @@ def _demanded(body: Generate, calls: Calls | None) -> tuple[Grammar | None, str]
     return calls.grammar(form), "tools"
 
 
-async def _next(pieces: AsyncGenerator[Piece, None]) -> Piece:
-    return await anext(pieces)
-
-
 async def _collect(writer: shapes.Writer, generation: Generation) -> dict[str, Any]:
     async for piece in generation.pieces():
         writer.shape.part(piece)
@@ -206,7 +195,7 @@ async def _events(
     first: Piece,
     pieces: AsyncGenerator[Piece, None],
     with_usage: bool,
-) -> AsyncGenerator[bytes, None]:
+) -> AsyncGenerator[bytes | Event, None]:
     def chunk(choice: dict[str, Any] | None, usage: dict[str, Any] | None = None) -> bytes:
         written = writer.chunk(choice)
         return msgspec.json.encode(written | {"usage": usage} if with_usage else written)

@@ -19,6 +19,7 @@ from pilotfish_engine.server.api import Api
 from pilotfish_engine.server.failures import ApiError, Invalid, Unavailable
 from pilotfish_engine.server.link import CoreGone
 from pilotfish_engine.server.middleware import Gate
+from pilotfish_engine.server.responses.routes import Responses
 from pilotfish_engine.server.service import Service
 from pilotfish_engine.server.streaming import ClientGone
 
@@ -31,6 +32,7 @@ CLIENT_CLOSED_REQUEST = 499  # nobody reads it; it keeps the count of what happe
 def create(service: Service, api_key: str | None, body_seconds: float) -> Gate:
     app = FastAPI(title="Pilotfish engine", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.include_router(Api(service).router)
+    app.include_router(Responses(service).router)
     app.include_router(Admin(service).router)
     document = openapi.describe(app, service.name, api_key is not None)
     app.openapi = lambda: document  # type: ignore[method-assign]

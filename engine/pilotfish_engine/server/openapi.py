@@ -13,6 +13,7 @@ from pydantic.json_schema import models_json_schema
 
 from pilotfish_engine.contract.speculation import CostProfile, EngineReport
 from pilotfish_engine.server.bodies import SpeculationUpdate
+from pilotfish_engine.server.responses.schema import ResponseObject
 
 Json = dict[str, Any]
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -158,7 +159,12 @@ class Flushed(_Answer):
     flushed: Literal[True]
 
 
-_EVENTS: Json = {"text/event-stream": {"schema": {"type": "string"}}}  # one chunk each, the last is [DONE]
+_CHUNKS: Json = {"type": "string"}  # one chunk each, the last is [DONE]
+_NAMED: Json = {  # named, the last response.completed, .incomplete or .failed
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["event", "data"],
+}
 _GENERATING = (400, 401, 404, 408, 413, 500, 503)
 _READING = (401, 404, 503)
 _CHANGING = (400, 401, 403, 408, 413, 503)
@@ -167,6 +173,7 @@ _CHANGING = (400, 401, 403, 408, 413, 503)
 ROUTES: dict[tuple[str, str], tuple[type[BaseModel] | None, tuple[int, ...]]] = {
     ("post", "/v1/chat/completions"): (ChatCompletion, _GENERATING),
     ("post", "/v1/completions"): (Completion, _GENERATING),
+    ("post", "/v1/responses"): (ResponseObject, _GENERATING),
     ("get", "/v1/models"): (Models, (401,)),
     ("get", "/v1/models/{name}"): (Model, (401, 404)),
     ("post", "/tokenize"): (Tokens, _GENERATING),
@@ -179,7 +186,7 @@ ROUTES: dict[tuple[str, str], tuple[type[BaseModel] | None, tuple[int, ...]]] = 
     ("get", "/v1/profile"): (CostProfile, (404, 503)),
     ("post", "/flush_cache"): (Flushed, _CHANGING),
 }
-_STREAMED = ("/v1/chat/completions", "/v1/completions")
+_STREAMED = {"/v1/chat/completions": _CHUNKS, "/v1/completions": _CHUNKS, "/v1/responses": _NAMED}
 _PROBES = ("/health", "/ready")
 _TOKEN_NEEDED = (("put", "/v1/speculation"), ("post", "/flush_cache"))
 _MEANINGS = {
@@ -240,7 +247,7 @@ def _responses(method: str, path: str) -> Json:
     kind, errors = ROUTES[method, path]
     content: Json = {"application/json": {"schema": _reference(kind)}} if kind else {"text/plain": {}}
     if path in _STREAMED:
-        content |= _EVENTS
+        content["text/event-stream"] = {"schema": _STREAMED[path]}
     responses = {"200": {"description": _MEANINGS[200], "content": content}}
     if path in _PROBES:
         responses["503"] = {"description": _MEANINGS[503], "content": content}

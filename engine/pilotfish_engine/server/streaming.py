@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.responses import StreamingResponse
@@ -39,12 +40,21 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-class EventStream(StreamingResponse):
-    """Server-sent events, each the bytes of its data. `close` is called in the end, whatever happens."""
+@dataclass(frozen=True)
+class Event:
+    """A server-sent event that has a name."""
 
-    def __init__(self, events: AsyncGenerator[bytes, None], close: Callable[[], None]) -> None:
+    name: str
+    data: bytes
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events, those without a name as the bytes of their data. `close` is called in the end, whatever
+    happens."""
+
+    def __init__(self, events: AsyncGenerator[bytes | Event, None], close: Callable[[], None]) -> None:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-        super().__init__(events, headers=headers, media_type="text/event-stream")
+        super().__init__((), headers=headers, media_type="text/event-stream")
         self._events = events
         self._close = close
 
@@ -59,6 +69,12 @@ class EventStream(StreamingResponse):
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for data in self._events:
-            await send({"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True})
+        async for event in self._events:
+            await send({"type": "http.response.body", "body": _written(event), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _written(event: bytes | Event) -> bytes:
+    if isinstance(event, bytes):
+        return b"data: " + event + b"\n\n"
+    return b"event: " + event.name.encode() + b"\ndata: " + event.data + b"\n\n"

@@ -61,8 +61,11 @@ _INSTEAD: Mapping[str, str] = {
 }
 
 
-def without_unserved(body: Any, unserved: Mapping[str, tuple[Any, ...]]) -> Any:
-    """The body without those of its fields that ask for nothing. Raises PydanticCustomError (type `field`)."""
+def without_unserved(
+    body: Any, unserved: Mapping[str, tuple[Any, ...]], instead: Mapping[str, str] = _INSTEAD
+) -> Any:
+    """The body without those of its fields that ask for nothing. instead: what to do for a field that does. Raises
+    PydanticCustomError (type `field`)."""
     if not isinstance(body, dict):
         return body
     for field in sorted(body.keys() & unserved.keys()):
@@ -70,6 +73,6 @@ def without_unserved(body: Any, unserved: Mapping[str, tuple[Any, ...]]) -> Any:
         if body[field] not in harmless:
             value = next((value for value in harmless if value is not None), None)
             advice = f"leave it out, or give {value!r}" if value is not None else "leave it out"
-            advice = _INSTEAD.get(field, advice)
+            advice = instead.get(field, advice)
             raise PydanticCustomError("field", "is not served; {advice}", {"field": field, "advice": advice})
     return {field: value for field, value in body.items() if field not in unserved}

@@ -1,0 +1,160 @@
+"""The items of an answer as they come: reasoning, messages and calls of functions, and the events that tell of them.
+
+Knows nothing about the response around them: an event has no sequence number here. What the items are in the end does
+not depend on how the answer was cut into pieces.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from pilotfish_engine.server.generation import Piece
+from pilotfish_engine.server.logprobs import ScoredToken, chat_logprobs
+from pilotfish_engine.server.tool_calls import CallPart, Reader
+from pilotfish_engine.tokenizer import Tokenizer
+
+Json = dict[str, Any]
+Status = Literal["completed", "incomplete"]
+
+# Calls begin and end with one of these: so that what a reader finds in one part is content or calls, in their order.
+_CUTS = re.compile(r"[<>{}]|[^<>{}]+")
+
+
+class _Told:
+    """An item whose text comes in one part. kind: output_text or reasoning_text."""
+
+    def __init__(self, at: int, item: Json, kind: str, extras: Json) -> None:
+        self.item = item
+        self._part: Json = {"type": kind, "text": "", **extras}
+        self._place: Json = {"item_id": item["id"], "output_index": at, "content_index": 0}
+        self._event = f"response.{kind}"
+
+    def opened(self) -> Iterator[Json]:
+        item = self.item | {"status": "in_progress", "content": []}
+        yield {"type": "response.output_item.added", "output_index": self._place["output_index"], "item": item}
+        yield {"type": "response.content_part.added", **self._place, "part": dict(self._part)}
+
+    def grown(self, text: str, logprobs: list[Json] | None = None) -> Iterator[Json]:
+        self._part["text"] += text
+        scored = {} if logprobs is None else {"logprobs": logprobs}
+        if logprobs:
+            self._part["logprobs"] = self._part["logprobs"] + logprobs
+        yield {"type": self._event + ".delta", **self._place, "delta": text, **scored}
+
+    def closed(self, status: Status) -> Iterator[Json]:
+        self.item |= {"status": status, "content": [self._part]}
+        told: Json = {key: self._part[key] for key in ("text", "logprobs") if key in self._part}
+        yield {"type": self._event + ".done", **self._place, **told}
+        yield {"type": "response.content_part.done", **self._place, "part": self._part}
+        yield {"type": "response.output_item.done", "output_index": self._place["output_index"], "item": self.item}
+
+
+class _Called:
+    def __init__(self, at: int, index: int, name: str) -> None:
+        self.index = index
+        self.item: Json = {
+            "id": _new_id("fc"),
+            "type": "function_call",
+            "status": "completed",
+            "call_id": _new_id("call"),
+            "name": name,
+            "arguments": "",
+        }
+        self._place: Json = {"item_id": self.item["id"], "output_index": at}
+        self._event = "response.function_call_arguments"
+
+    def opened(self) -> Iterator[Json]:
+        item = self.item | {"status": "in_progress"}
+        yield {"type": "response.output_item.added", "output_index": self._place["output_index"], "item": item}
+
+    def grown(self, arguments: str) -> Iterator[Json]:
+        self.item["arguments"] += arguments
+        yield {"type": self._event + ".delta", **self._place, "delta": arguments}
+
+    def closed(self, status: Status) -> Iterator[Json]:
+        self.item["status"] = status
+        whole = {"name": self.item["name"], "arguments": self.item["arguments"]}
+        yield {"type": self._event + ".done", **self._place, **whole}
+        yield {"type": "response.output_item.done", "output_index": self._place["output_index"], "item": self.item}
+
+
+class Output:
+    """reader: what finds calls of tools; None: there are none. tokenizer: None where no log-probabilities are
+    wanted."""
+
+    def __init__(self, reader: Reader | None, tokenizer: Tokenizer | None) -> None:
+        self.items: list[Json] = []
+        self._reader = reader
+        self._tokenizer = tokenizer
+        self._open: _Told | _Called | None = None
+        self._tokens: list[ScoredToken] = []  # whose text has not been told
+
+    def feed(self, piece: Piece) -> Iterator[Json]:
+        """The events of a piece; to be read to the end. The last piece closes what is open."""
+        last = piece.finish_reason is not None
+        self._tokens += piece.tokens
+        if self._reader is None:
+            yield from self._said(piece.text)
+        else:
+            parts = _CUTS.findall(piece.text) or [""]
+            for number, text in enumerate(parts, 1):
+                found = self._reader.feed(text, last=last and number == len(parts))
+                yield from self._said(found.content)
+                for part in found.calls:
+                    yield from self._called(part)
+        if last:
+            if not self.items or (self._tokens and isinstance(self._open, _Told)):
+                yield from self._said("", last=True)
+            yield from self._close("incomplete" if piece.finish_reason == "length" else "completed")
+
+    def _said(self, text: str, last: bool = False) -> Iterator[Json]:
+        if not (text or last):
+            return
+        if not isinstance(self._open, _Told):
+            yield from self._close("completed")
+            message = {"id": _new_id("msg"), "type": "message", "status": "completed", "role": "assistant"}
+            told = _Told(len(self.items), message, "output_text", {"annotations": [], "logprobs": []})
+            yield from self._begin(told)
+        assert isinstance(self._open, _Told), "a message is open"
+        if text or self._tokens:
+            yield from self._open.grown(text, self._logprobs())
+
+    def _called(self, part: CallPart) -> Iterator[Json]:
+        self._tokens.clear()  # they are no message's
+        if part.name is not None:
+            yield from self._close("completed")
+            yield from self._begin(_Called(len(self.items), part.index, part.name))
+        assert isinstance(self._open, _Called), "a call is open"
+        assert self._open.index == part.index, "calls come one after the other"
+        if part.arguments:
+            yield from self._open.grown(part.arguments)
+
+    def _begin(self, opened: _Told | _Called) -> Iterator[Json]:
+        self._open = opened
+        self.items.append(opened.item)
+        yield from opened.opened()
+
+    def _close(self, status: Status) -> Iterator[Json]:
+        if self._open is not None:
+            yield from self._open.closed(status)
+        self._open = None
+
+    def _logprobs(self) -> list[Json]:
+        tokens, self._tokens = self._tokens, []
+        return [] if self._tokenizer is None else _logprobs(tokens, self._tokenizer)
+
+
+def _logprobs(tokens: Sequence[ScoredToken], tokenizer: Tokenizer) -> list[Json]:
+    """As a chat's, but for special tokens, whose bytes are none here instead of null."""
+    entries: list[Json] = chat_logprobs(tokens, tokenizer)["content"]
+    for entry in entries:
+        for scored in (entry, *entry["top_logprobs"]):
+            scored["bytes"] = scored["bytes"] or []
+    return entries
+
+
+def _new_id(kind: str) -> str:
+    return f"{kind}_{uuid.uuid4().hex}"

@@ -1,0 +1,110 @@
+"""What POST /v1/responses answers, for the OpenAPI document: a subset of what OpenAI's own schema allows."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from pilotfish_engine.server.responses.request import Reasoning
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class TokenAlternative(_Answer):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ScoredToken(TokenAlternative):
+    top_logprobs: list[TokenAlternative]
+
+
+class OutputText(_Answer):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any]
+    logprobs: list[ScoredToken]
+
+
+class OutputMessage(_Answer):
+    id: str
+    type: Literal["message"]
+    status: Status
+    role: Literal["assistant"]
+    content: list[OutputText]
+
+
+class OutputCall(_Answer):
+    id: str
+    type: Literal["function_call"]
+    status: Status
+    call_id: str
+    name: str
+    arguments: str
+
+
+class IncompleteDetails(_Answer):
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseFailure(_Answer):
+    code: str
+    message: str
+
+
+class InputTokensDetails(_Answer):
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputTokensDetails(_Answer):
+    reasoning_tokens: int
+
+
+class ResponseUsage(_Answer):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseObject(_Answer):
+    """instructions to user: as the request had them, or what holds where it did not say."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    error: ResponseFailure | None
+    incomplete_details: IncompleteDetails | None
+    model: str
+    output: list[OutputMessage | OutputCall]
+    usage: ResponseUsage | None
+    background: Literal[False]
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    prompt_cache_key: str | None
+    reasoning: Reasoning
+    safety_identifier: str | None
+    service_tier: Literal["default"]
+    store: Literal[False]
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"]
+    user: str | None
