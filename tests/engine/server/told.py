@@ -15,7 +15,7 @@ Json = dict[str, Any]
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 # what OpenAI answers and its client does not know, or knows in newer releases
 MORE = {"store", "bytes", "name"}
-ANEW = {"id", "call_id", "item_id", "created_at", "completed_at"}  # in every answer
+ANEW = {"id", "call_id", "item_id", "created_at", "completed_at", "cached_tokens"}  # in every answer
 
 
 def post(engine: Engine, **fields: Any) -> httpx.Response:
