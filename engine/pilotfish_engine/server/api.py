@@ -120,7 +120,8 @@ async def start_chat(service: Service, body: ChatRequest) -> tuple[Generation, C
     """The answers to a chat, and how they may call tools. Raises ApiError when the request cannot be taken."""
     service.check_model(body.model)
     tokenizer, _ = service.loaded()
-    calls = _calls_of(body, "" if tokenizer.chat_template is None else tokenizer.chat_template.source)
+    template = tokenizer.chat_template
+    calls = _calls_of(body, "" if template is None else template.source_for(tools=bool(body.offered_tools)))
     demanded = _demanded(body, calls)
     prompt = await service.encode_chat(body.messages, body.offered_tools, body.chat_template_kwargs or {})
     return _start(service, body, [prompt], body.max_completion_tokens or body.max_tokens, demanded), calls

@@ -53,7 +53,7 @@ class _Choice:
         self.token_count = 0
         self.last: Output | None = None
         self.last_at: float | None = None
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, within=True)
         ends = set(request.params.stop_token_ids)
         self._silent = ends if request.params.ignore_eos else ends | tokenizer.eos_token_ids
         self._text = ""

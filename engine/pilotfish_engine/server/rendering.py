@@ -76,7 +76,7 @@ class Renderer:
                 stdout=subprocess.PIPE,
                 start_new_session=True,
             )
-            first = [self._template.source, self._template.special_tokens]
+            first = [self._template.source, self._template.special_tokens, self._template.tool_use]
             _write(self._process.stdin, json.dumps(first).encode())
         return self._process
 

@@ -39,30 +39,22 @@ class _Generation(Extension):
 
 
 class ChatTemplate:
-    """special_tokens: what the template sees by name (bos_token, eos_token, …).
+    """special_tokens: what the template sees by name (bos_token, eos_token, …). tool_use: another template for chats
+    with tools, where the checkpoint has one.
 
     The sandbox keeps a template from everything outside, and its output is bounded; its time and memory are not, but
     where it is rendered by server.rendering. Compiling evaluates nothing of it."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=[loopcontrols, _Generation],
-            optimized=False,
-            finalize=_as_it_is,
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
+    def __init__(self, source: str, special_tokens: Mapping[str, str], tool_use: str | None = None) -> None:
         self.source = source
         self.special_tokens = dict(special_tokens)
-        try:
-            parsed = environment.parse(source)
-            if parsed.find(nodes.EvalContextModifier) is not None:  # its argument would be evaluated by the compiler
-                raise jinja2.TemplateSyntaxError("autoescape is not for prompts", 1)
-            self._template = environment.from_string(parsed)
-        except (jinja2.TemplateError, SyntaxError, RecursionError) as error:
-            raise CheckpointError(f"the checkpoint's chat template is not valid Jinja ({error}); fix it") from error
+        self.tool_use = tool_use
+        self._template = _compiled(source)
+        self._with_tools = self._template if tool_use is None else _compiled(tool_use)
+
+    def source_for(self, *, tools: bool) -> str:
+        """The template that chats with or without tools are rendered by."""
+        return self.tool_use if tools and self.tool_use is not None else self.source
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), variables: Mapping[str, Any] | None = None
@@ -70,7 +62,7 @@ class ChatTemplate:
         """The prompt that asks for the assistant's next message. variables: what else the template sees, such as
         enable_thinking. Raises TemplateError."""
         own: dict[str, Any] = {
-            "messages": [dict(message) for message in messages],
+            "messages": [{k: value for k, value in message.items() if value is not None} for message in messages],
             "tools": [dict(tool) for tool in tools] or None,
             "documents": None,
             "add_generation_prompt": True,
@@ -82,7 +74,8 @@ class ChatTemplate:
         limit = GROWTH + 4 * len(json.dumps([own, variables], ensure_ascii=False))
         parts: list[str] = []
         try:
-            for part in self._template.generate(own | dict(variables or {})):
+            template = self._with_tools if tools else self._template
+            for part in template.generate(own | dict(variables or {})):
                 limit -= len(part)
                 if limit < 0:
                     raise TemplateError("the chat template makes an endless prompt of these messages")
@@ -90,6 +83,25 @@ class ChatTemplate:
         except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
             raise TemplateError(f"the chat template refuses these messages: {error}") from error
         return "".join(parts)
+
+
+def _compiled(source: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[loopcontrols, _Generation],
+        optimized=False,
+        finalize=_as_it_is,
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
+    try:
+        parsed = environment.parse(source)
+        if parsed.find(nodes.EvalContextModifier) is not None:  # its argument would be evaluated by the compiler
+            raise jinja2.TemplateSyntaxError("autoescape is not for prompts", 1)
+        return environment.from_string(parsed)
+    except (jinja2.TemplateError, SyntaxError, RecursionError) as error:
+        raise CheckpointError(f"the checkpoint's chat template is not valid Jinja ({error}); fix it") from error
 
 
 @jinja2.pass_context

@@ -1,77 +1,145 @@
-"""The tokenizer of a Hugging Face folder: tokenizer.json, and beside it the chat template and the special tokens."""
+"""The tokenizer of a Hugging Face folder: tokenizer.json, and beside it the special tokens, ends and chat templates.
+
+tokenizer.json is taken as it is: no class of `transformers` that a folder names builds it anew. The other files add to
+it what `transformers` adds.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from pilotfish_engine.errors import CheckpointError
 from pilotfish_engine.tokenizer.chat import ChatTemplate
-from pilotfish_engine.tokenizer.vocabulary import Tokenizer, byte_pieces
+from pilotfish_engine.tokenizer.pieces import UnknownDecoderError, read_pieces
+from pilotfish_engine.tokenizer.templates import chosen_template, folder_templates
+from pilotfish_engine.tokenizer.vocabulary import Tokenizer
 
-_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_OTHERS = ("tokenizer.model", "tekken.json", "tiktoken.model", "vocab.json", "spiece.model")
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def load_folder(path: Path) -> Tokenizer:
-    """Raises CheckpointError when tokenizer.json is missing, damaged, or decodes other than byte by byte."""
+    """Raises CheckpointError when tokenizer.json is missing, damaged, or decodes other than token by token."""
     file = path / "tokenizer.json"
     if not file.is_file():
-        raise CheckpointError(f"{path}: tokenizer.json is missing; give a folder that has one")
+        raise CheckpointError(_missing(path))
     try:
         backend = Backend.from_file(str(file))
     except Exception as error:  # the library raises no narrower class
         raise CheckpointError(f"{file}: not a tokenizer ({error}); give a folder with a whole one") from error
-    decoder = _json(file).get("decoder") or {}
-    if decoder.get("type") != "ByteLevel":
-        raise CheckpointError(f"{file}: its decoder is {decoder.get('type')!r}; 'ByteLevel' would work")
+    backend.no_truncation()  # what was set for training
+    backend.no_padding()
     settings = _json(path / "tokenizer_config.json")
-    names = {name: text for name in _SPECIAL_NAMES if (text := _content(settings.get(name))) is not None}
-    size = backend.get_vocab_size(with_added_tokens=True)
-    tokens = [backend.id_to_token(i) or "" for i in range(size)]
-    added = backend.get_added_tokens_decoder()
-    special = frozenset(i for i, token in added.items() if token.special)
-    template = _template_source(path, settings)
+    try:
+        named = _add_tokens(backend, path, settings)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path}: its special tokens are malformed ({error}); give whole files") from error
+    backend.encode_special_tokens = bool(settings.get("split_special_tokens"))
+    tokens = _tokens(backend)
+    special = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
+    try:
+        pieces = read_pieces(backend.decoder, tokens, special)
+    except UnknownDecoderError as error:
+        raise CheckpointError(f"{file}: {error}") from error
     return Tokenizer(
         backend=backend,
-        pieces=byte_pieces(tokens, special),
-        eos_token_ids=_eos_token_ids(path, backend, names.get("eos_token")),
-        chat_template=None if template is None else ChatTemplate(template, names),
+        decoding=pieces,
+        eos_token_ids=frozenset(_ends(path, backend, named.get("eos_token"))),
+        chat_template=_chat_template(path, settings, named),
     )
 
 
-def _template_source(path: Path, settings: Mapping[str, Any]) -> str | None:
-    file = path / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text()
-    template = settings.get("chat_template")
-    if isinstance(template, list):  # several by name
-        template = next((entry["template"] for entry in template if entry.get("name") == "default"), None)
-    return template
+def _missing(path: Path) -> str:
+    other = next((name for name in _OTHERS if (path / name).is_file()), None)
+    if other is None:
+        return f"{path}: tokenizer.json is missing; give a folder that has one"
+    return (
+        f"{path}: tokenizer.json is missing, and {other} cannot be read; the tokenizer.json that "
+        "AutoTokenizer.from_pretrained(…).save_pretrained(…) of `transformers` writes would work"
+    )
 
 
-def _eos_token_ids(path: Path, backend: Backend, eos_token: str | None) -> frozenset[int]:
-    for name in ("generation_config.json", "config.json"):
-        ids = _json(path / name).get("eos_token_id")
-        if ids is not None:
-            return frozenset(ids if isinstance(ids, list) else [ids])
-    token_id = None if eos_token is None else backend.token_to_id(eos_token)
-    return frozenset() if token_id is None else frozenset([token_id])
+def _tokens(backend: Backend) -> list[str | None]:
+    """By id, which may have holes."""
+    ids = backend.get_vocab(with_added_tokens=True)
+    tokens: list[str | None] = [None] * (max(ids.values(), default=-1) + 1)
+    for token, i in ids.items():
+        tokens[i] = token
+    return tokens
+
+
+def _add_tokens(backend: Backend, path: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Adds what the settings have beyond tokenizer.json, in the reference library's order. Returns the special tokens
+    by their names."""
+    if "added_tokens_decoder" in settings:
+        listed = {int(i): _token(token) for i, token in settings["added_tokens_decoder"].items()}
+    else:  # older folders
+        settings = {**settings, **_json(path / "special_tokens_map.json")}
+        named = set(_named(settings).values())
+        listed = {
+            int(i): AddedToken(text, normalized=text not in named, special=text in named)
+            for text, i in _json(path / "added_tokens.json").items()
+        } | backend.get_added_tokens_decoder()
+    backend.add_tokens([listed[i] for i in sorted(listed)])
+    known = {token.content: token for token in listed.values()}
+    extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
+    more = {name: _content(token) for name, token in extra.items()} if isinstance(extra, dict) else {}
+    specials = [*(_named(settings) | more).values(), *(_content(token) for token in extra if not more)]
+    backend.add_special_tokens(
+        [known.get(text) or AddedToken(text, special=True, normalized=False) for text in specials if text]
+    )
+    return _named(settings)
+
+
+def _named(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The seven that every tokenizer may name, and a model's own, such as image_token."""
+    own = (name for name, token in settings.items() if name.endswith("_token") and isinstance(token, str | dict))
+    texts = {name: _content(settings.get(name)) for name in (*_NAMED, *own)}
+    return {name: text for name, text in texts.items() if text}
 
 
 def _content(token: Any) -> str | None:
     """A special token is written as its text or as an object with it."""
-    return token.get("content") if isinstance(token, dict) else token
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def _token(written: Mapping[str, Any]) -> AddedToken:
+    return AddedToken(written["content"], **{name: bool(written[name]) for name in _FLAGS if name in written})
+
+
+def _ends(path: Path, backend: Backend, eos_token: str | None) -> Iterator[int]:
+    """As the model's, the generation's and the tokenizer's settings have them: published folders disagree, and each is
+    an end that the model was trained to write."""
+    config = _json(path / "config.json")
+    places = [config, config.get("text_config"), _json(path / "generation_config.json")]
+    for place in places:
+        ids = place.get("eos_token_id") if isinstance(place, dict) else None
+        yield from (i for i in (ids if isinstance(ids, list) else [ids]) if type(i) is int and i >= 0)
+    token_id = None if eos_token is None else backend.token_to_id(eos_token)
+    if token_id is not None:
+        yield token_id
+
+
+def _chat_template(path: Path, settings: Mapping[str, Any], named: Mapping[str, str]) -> ChatTemplate | None:
+    try:
+        return chosen_template(folder_templates(path, settings.get("chat_template")), named)
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: its chat template cannot be read ({error}); give whole files") from error
 
 
 def _json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        content = json.loads(file.read_text())
+        content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise CheckpointError(f"{file}: not JSON ({error}); give a folder with whole files") from error
     if not isinstance(content, dict):

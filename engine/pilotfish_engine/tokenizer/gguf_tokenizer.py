@@ -1,111 +1,183 @@
-"""The tokenizer that a GGUF file carries in its metadata: byte-level BPE of the kinds named in `_PRE_TOKENIZERS`."""
+"""The tokenizer that a GGUF file carries in its metadata: byte-level BPE ("gpt2") or SentencePiece's BPE ("llama").
+
+Keys, their defaults and which tokens end an answer are llama.cpp's (src/llama-vocab.cpp).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, processors
 from tokenizers import Tokenizer as Backend
 
 from pilotfish_engine.errors import CheckpointError
-from pilotfish_engine.tokenizer.chat import ChatTemplate
 from pilotfish_engine.tokenizer.gguf_metadata import read_metadata
-from pilotfish_engine.tokenizer.vocabulary import Tokenizer, byte_pieces
+from pilotfish_engine.tokenizer.gguf_splits import SPLITS
+from pilotfish_engine.tokenizer.pieces import read_pieces
+from pilotfish_engine.tokenizer.templates import chosen_template, gguf_templates
+from pilotfish_engine.tokenizer.vocabulary import Tokenizer
 
-_CONTROL, _USER_DEFINED = 3, 4  # tokenizer.ggml.token_type
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5  # tokenizer.ggml.token_type
+_JOINED = (0, _NORMAL, _UNUSED)  # may be made of others; single bytes are not, nor what is found before
+_SPACE = "▁"
 
-# Llama 3 and Qwen 2 split alike but for the length of a number.
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
-def _gpt2() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-
-
-def _single_digits() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
-
-
-def _split(digits: str) -> pre_tokenizers.PreTokenizer:
-    pattern = Regex(_WORDS.format(digits=digits))
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(pattern, behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-
-
-_PRE_TOKENIZERS: Mapping[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
-    "gpt-2": _gpt2,
-    "smollm": _single_digits,
-    "llama-bpe": lambda: _split("{1,3}"),
-    "qwen2": lambda: _split(""),
+# What chats and texts end with; a file mostly names one of them, and its model writes others too.
+_ENDS = {
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<end_of_utterance>", "<|eom_id|>", "<EOT>", "_<EOT>"),
+    *("[EOT]", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>"),
+    *("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<｜end▁of▁sentence｜>", "[e~["),
 }
+_AMONG_MORE = ("<|end|>", {"<|return|>", "<|call|>"})  # there the first ends a message, and not the answer
+_NOT_STRIPPED = ("<unk>", "<s>", "<|endoftext|>")  # of Phi-3
+
+
+@dataclass(frozen=True)
+class _Defaults:
+    """Where the file says nothing: None is no token."""
+
+    bos: int | None = None
+    eos: int | None = None
+    add_bos: bool = False
 
 
 def load_gguf(path: Path) -> Tokenizer:
     """Raises CheckpointError when the file has no tokenizer, or one of another kind."""
-    metadata = {
-        key.removeprefix("tokenizer."): value
-        for key, value in read_metadata(path).items()
-        if key.startswith("tokenizer.")
-    }
+    metadata = read_metadata(path)
+    found = {key.removeprefix("tokenizer."): value for key, value in metadata.items() if key.startswith("tokenizer.")}
     try:
-        return _build(path, metadata)
+        return _build(path, found, str(metadata.get("general.name", "")))
     except KeyError as error:
         raise CheckpointError(
             f"{path}: tokenizer.{error.args[0]} is missing; give a GGUF file with its tokenizer"
         ) from error
 
 
-def _build(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:
-    model, pre = metadata["ggml.model"], metadata.get("ggml.pre", "gpt-2")
-    if model != "gpt2" or pre not in _PRE_TOKENIZERS:
+def _build(path: Path, metadata: Mapping[str, Any], name: str) -> Tokenizer:
+    model, pre = metadata["ggml.model"], metadata.get("ggml.pre", "default")
+    if model not in ("gpt2", "llama") or (model == "gpt2" and pre not in SPLITS):
         raise CheckpointError(
             f"{path}: its tokenizer is {model!r} with pre-tokenizer {pre!r}; "
-            f"'gpt2' with one of {', '.join(_PRE_TOKENIZERS)} would work"
+            f"'llama', or 'gpt2' with one of {', '.join(SPLITS)} would work"
         )
-    tokens: list[str] = metadata["ggml.tokens"]
-    kinds: list[int] = metadata.get("ggml.token_type", [1] * len(tokens))
-    merges = [tuple(merge.split(" ", 1)) for merge in metadata["ggml.merges"]]
-    backend = Backend(
-        models.BPE(
-            vocab={token: i for i, token in enumerate(tokens)},
-            merges=merges,
-            ignore_merges=pre == "llama-bpe",
+    tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(metadata["ggml.tokens"])]
+    kinds: list[int] = metadata.get("ggml.token_type", [_NORMAL] * len(tokens))
+    if len(set(tokens)) < len(tokens) or len(kinds) < len(tokens):
+        raise CheckpointError(
+            f"{path}: of its {len(tokens)} tokens {len(set(tokens))} differ, and {len(kinds)} have a type; "
+            "a GGUF file that llama.cpp can read would work"
         )
-    )
-    backend.pre_tokenizer = _PRE_TOKENIZERS[pre]()
-    backend.decoder = decoders.ByteLevel()
-    backend.add_tokens(
-        [
-            AddedToken(token, special=kind == _CONTROL, normalized=False)
-            for token, kind in zip(tokens, kinds, strict=True)
-            if kind in (_CONTROL, _USER_DEFINED)
-        ]
-    )
-    special = frozenset(i for i, kind in enumerate(kinds) if kind == _CONTROL)
-    ends = ("ggml.eos_token_id", "ggml.eot_token_id", "ggml.eom_token_id")
+    if model == "llama":
+        backend = _sentencepiece(path, metadata, tokens, kinds)
+        defaults = _Defaults(1, 2, add_bos=True)
+    else:
+        backend = _byte_level(metadata, tokens, pre)
+        defaults = _Defaults(add_bos=SPLITS[pre].add_bos)
+    special = {i for i, kind in enumerate(kinds[: len(tokens)]) if kind in (_CONTROL, _UNKNOWN)}
+    _add_tokens(backend, tokens, kinds, strips="phi-3" in name.lower() or "phi3" in name.lower())
+    ids = _named(metadata, len(tokens), defaults)
+    _frame(backend, metadata, tokens, ids, defaults)
+    names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+    shown = {key: tokens[ids[short]] for key, short in names.items() if short in ids}
     return Tokenizer(
         backend=backend,
-        pieces=byte_pieces(tokens, special),
-        eos_token_ids=frozenset(metadata[key] for key in ends if key in metadata),
-        chat_template=_chat_template(metadata, tokens),
-        bos_token_id=metadata.get("ggml.bos_token_id"),
-        add_bos=metadata.get("ggml.add_bos_token", False),
+        decoding=read_pieces(backend.decoder, tokens, special),
+        eos_token_ids=_ends(tokens, special, ids),
+        chat_template=chosen_template(gguf_templates(metadata), shown),
     )
 
 
-def _chat_template(metadata: Mapping[str, Any], tokens: list[str]) -> ChatTemplate | None:
-    source = metadata.get("chat_template")
-    if source is None:
-        return None
-    names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-    ids = {name: metadata.get(f"ggml.{key}_token_id") for name, key in names.items()}
-    return ChatTemplate(source, {name: tokens[i] for name, i in ids.items() if i is not None and i < len(tokens)})
+def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str], pre: str) -> Backend:
+    splits = SPLITS[pre]
+    merges = [(merge[:at], merge[at + 1 :]) for merge in metadata["ggml.merges"] if (at := merge.find(" ", 1)) > 0]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    backend = Backend(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=splits.whole_words))
+    backend.pre_tokenizer = splits.pre_tokenizer()
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _sentencepiece(path: Path, metadata: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int]) -> Backend:
+    scores: list[float] = metadata["ggml.scores"]
+    if len(scores) < len(tokens):
+        raise CheckpointError(f"{path}: {len(scores)} of its {len(tokens)} tokens have a score; give a whole GGUF file")
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    backend = Backend(
+        models.BPE(
+            vocab=vocabulary,
+            merges=_merges({token: i for token, i in vocabulary.items() if kinds[i] in _JOINED}, scores),
+            unk_token=next((token for token, kind in zip(tokens, kinds, strict=False) if kind == _UNKNOWN), None),
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    prefix = metadata.get("ggml.add_space_prefix", True)
+    spaces = normalizers.Replace(" ", _SPACE)
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces]) if prefix else spaces
+    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
+    return backend
+
+
+def _merges(vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """SentencePiece joins the two neighbours whose whole has the best score, so every way to cut a token in two is a
+    merge; of equal scores the token that stands first in the file."""
+    merges = []
+    for token in sorted(vocabulary, key=lambda token: (-scores[vocabulary[token]], vocabulary[token])):
+        pairs = [
+            (left, right)
+            for at in range(1, len(token))
+            if (left := token[:at]) in vocabulary and (right := token[at:]) in vocabulary
+        ]
+        merges += (
+            pairs if len(pairs) < 2 else sorted(pairs, key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
+        )
+    return merges
+
+
+def _add_tokens(backend: Backend, tokens: Sequence[str], kinds: Sequence[int], strips: bool) -> None:
+    """Tokens that are found in a text before it is split. strips: Phi-3's swallow the spaces behind them, which no key
+    says."""
+    backend.add_tokens(
+        [
+            AddedToken(
+                token, special=kind != _USER_DEFINED, normalized=False, rstrip=strips and token not in _NOT_STRIPPED
+            )
+            for token, kind in zip(tokens, kinds, strict=False)
+            if kind in (_CONTROL, _UNKNOWN, _USER_DEFINED)
+        ]
+    )
+
+
+def _named(metadata: Mapping[str, Any], size: int, defaults: _Defaults) -> dict[str, int]:
+    """Ids by the name in the middle of `tokenizer.ggml.NAME_token_id`."""
+    named = {"bos": defaults.bos, "eos": defaults.eos}
+    for name in ("bos", "eos", "eot", "eom", "unknown", "padding"):
+        found = metadata.get(f"ggml.{name}_token_id")
+        if type(found) is int and 0 <= found < size:
+            named[name] = found
+    return {name: i for name, i in named.items() if i is not None and i < size}
+
+
+def _frame(
+    backend: Backend, metadata: Mapping[str, Any], tokens: Sequence[str], ids: Mapping[str, int], defaults: _Defaults
+) -> None:
+    """What stands around a bare prompt."""
+    begins = metadata.get("ggml.add_bos_token", defaults.add_bos) and "bos" in ids
+    ends = metadata.get("ggml.add_eos_token", False) and "eos" in ids
+    first, last = [tokens[ids["bos"]]] if begins else [], [tokens[ids["eos"]]] if ends else []
+    if first or last:
+        backend.post_processor = processors.TemplateProcessing(
+            single=[*first, "$A", *last],
+            special_tokens=[(token, tokens.index(token)) for token in {*first, *last}],
+        )
+
+
+def _ends(tokens: Sequence[str], special: Collection[int], ids: Mapping[str, int]) -> frozenset[int]:
+    ends = {i for i in special if tokens[i] in _ENDS} | {ids[name] for name in ("eos", "eot", "eom") if name in ids}
+    inner, others = _AMONG_MORE
+    if others <= {tokens[i] for i in ends}:
+        ends -= {i for i in ends if tokens[i] == inner and i != ids.get("eos")}
+    return frozenset(ends)

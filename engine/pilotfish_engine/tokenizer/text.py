@@ -12,19 +12,32 @@ from pilotfish_engine.tokenizer.vocabulary import Tokenizer
 
 
 class Detokenizer:
-    """One answer. All that `append` returned, with `flush` at the end, is exactly `tokenizer.decode` of its tokens."""
+    """One text. All that `append` returned, with `flush` at the end, is exactly `tokenizer.decode` of its tokens.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    within: the tokens are an answer, which goes on where its prompt ended. Then a first word keeps the space that
+    `decode` drops, or the answer would stick to the prompt; so the text has the bytes that a grammar saw.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, within: bool = False) -> None:
         self._tokenizer = tokenizer
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._opens = bool(tokenizer.decoding.opening) and not within
+        self._decoder = codecs.getincrementaldecoder("utf-8")(tokenizer.broken_bytes)
 
     def append(self, token_ids: Iterable[int]) -> str:
         """The characters that these tokens complete; possibly none."""
-        return self._decoder.decode(b"".join(map(self._tokenizer.piece, token_ids)))
+        piece = self._opening_piece if self._opens else self._tokenizer.piece
+        return self._decoder.decode(b"".join(map(piece, token_ids)))
 
     def flush(self) -> str:
-        """U+FFFD when the answer ends within a character, else nothing."""
+        """U+FFFD when the text ends within a character, else nothing."""
         return self._decoder.decode(b"", final=True)
+
+    def _opening_piece(self, token_id: int) -> bytes:
+        piece = self._tokenizer.piece(token_id)
+        if not self._opens or not piece:
+            return piece
+        self._opens = False
+        return self._tokenizer.opening_piece(token_id)
 
 
 class StopStrings:
@@ -34,7 +47,7 @@ class StopStrings:
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, within=True)
         self._stops = tuple(stops)
         self._keep = max(map(len, self._stops), default=1) - 1  # a match may begin this far before new text
         self._tail = ""

@@ -5,6 +5,7 @@ So decoding token by token and decoding at once cannot differ. Knows nothing abo
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,22 +13,42 @@ from functools import cached_property
 import tokenizers
 
 from pilotfish_engine.tokenizer.chat import ChatTemplate, Message, TemplateError
+from pilotfish_engine.tokenizer.pieces import Pieces
+
+_EACH_BYTE = "pilotfish.each-byte"
+
+
+def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
+    """One U+FFFD a byte, as the library's byte fallback has it, where Python's has one for what began well."""
+    assert isinstance(error, UnicodeDecodeError)
+    return "\ufffd" * (error.end - error.start), error.end
+
+
+codecs.register_error(_EACH_BYTE, _replace_each_byte)
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """pieces[id]: the token's bytes in an answer, empty for special tokens. eos_token_ids: any of them ends it."""
+    """eos_token_ids: any of them ends an answer. backend: encodes, and puts around a bare prompt what belongs there."""
 
     backend: tokenizers.Tokenizer
-    pieces: tuple[bytes, ...]
+    decoding: Pieces
     eos_token_ids: frozenset[int]
     chat_template: ChatTemplate | None
-    bos_token_id: int | None = None
-    add_bos: bool = False
+
+    @cached_property
+    def pieces(self) -> tuple[bytes, ...]:
+        """pieces[id]: the token's bytes in an answer, empty for special tokens."""
+        return self.decoding.inside
 
     @property
     def vocab_size(self) -> int:
         return len(self.pieces)
+
+    @property
+    def broken_bytes(self) -> str:
+        """The codec's way with bytes that are not UTF-8: they become U+FFFD."""
+        return _EACH_BYTE if self.decoding.fallback else "replace"
 
     @cached_property
     def longest_piece(self) -> int:
@@ -37,43 +58,27 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Special tokens written in the text are recognised. add_special_tokens: what the checkpoint puts around a
         bare prompt (mostly a BOS, or nothing); a rendered chat brings its own."""
-        token_ids = list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
-        if add_special_tokens and self.add_bos and self.bos_token_id is not None:
-            token_ids.insert(0, self.bos_token_id)
-        return token_ids
+        return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def piece(self, token_id: int) -> bytes:
         """Empty for ids past the vocabulary, which a padded embedding can yield."""
         return self.pieces[token_id] if 0 <= token_id < len(self.pieces) else b""
 
+    def opening_piece(self, token_id: int) -> bytes:
+        """The token's bytes where a text begins: some vocabularies write a space before the first word."""
+        return self.decoding.opening.get(token_id, self.piece(token_id))
+
     def decode(self, token_ids: Iterable[int]) -> str:
-        """The text of an answer, without special tokens; bytes that are not UTF-8 become U+FFFD."""
-        return b"".join(map(self.piece, token_ids)).decode("utf-8", "replace")
+        """A text from its beginning on, without special tokens; bytes that are not UTF-8 become U+FFFD."""
+        ids = list(token_ids)
+        found = list(map(self.piece, ids))
+        first = next((at for at, piece in enumerate(found) if piece), None) if self.decoding.opening else None
+        if first is not None:
+            found[first] = self.opening_piece(ids[first])
+        return b"".join(found).decode("utf-8", self.broken_bytes)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """The prompt that asks for the next message. Raises TemplateError."""
         if self.chat_template is None:
             raise TemplateError("the checkpoint has no chat template; a bare prompt would work")
         return self.encode(self.chat_template.render(messages))
-
-
-def byte_pieces(tokens: Sequence[str], special: frozenset[int]) -> tuple[bytes, ...]:
-    """Of a byte-level vocabulary (GPT-2): each character stands for a byte; a token with another one for its UTF-8."""
-    return tuple(b"" if i in special else _bytes_of(token) for i, token in enumerate(tokens))
-
-
-def _bytes_of(token: str) -> bytes:
-    try:
-        return bytes([_BYTE_OF[character] for character in token])
-    except KeyError:
-        return token.encode()
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Printable Latin-1 bytes are themselves; the other 68, in order, are the characters from U+0100."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = (byte for byte in range(256) if byte not in printable)
-    return {chr(b): b for b in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTE_OF = _byte_alphabet()

