@@ -67,11 +67,13 @@ def _missing(path: Path) -> str:
 
 
 def _tokens(backend: Backend) -> list[str | None]:
-    """By id, which may have holes."""
+    """By id, which may have holes. Added tokens as the decoder gets them, which is as they are after normalizing."""
     ids = backend.get_vocab(with_added_tokens=True)
     tokens: list[str | None] = [None] * (max(ids.values(), default=-1) + 1)
     for token, i in ids.items():
         tokens[i] = token
+    for i in backend.get_added_tokens_decoder():
+        tokens[i] = backend.id_to_token(i)
     return tokens
 
 
@@ -131,7 +133,7 @@ def _ends(path: Path, backend: Backend, eos_token: str | None) -> Iterator[int]:
 def _chat_template(path: Path, settings: Mapping[str, Any], named: Mapping[str, str]) -> ChatTemplate | None:
     try:
         return chosen_template(folder_templates(path, settings.get("chat_template")), named)
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{path}: its chat template cannot be read ({error}); give whole files") from error
 
 

@@ -53,6 +53,10 @@ def load_gguf(path: Path) -> Tokenizer:
         raise CheckpointError(
             f"{path}: tokenizer.{error.args[0]} is missing; give a GGUF file with its tokenizer"
         ) from error
+    except CheckpointError:
+        raise
+    except Exception as error:  # values of other kinds than their keys have; the library raises no narrower class
+        raise CheckpointError(f"{path}: its tokenizer is damaged ({error}); give a whole GGUF file") from error
 
 
 def _build(path: Path, metadata: Mapping[str, Any], name: str) -> Tokenizer:
@@ -91,8 +95,9 @@ def _build(path: Path, metadata: Mapping[str, Any], name: str) -> Tokenizer:
 
 def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str], pre: str) -> Backend:
     splits = SPLITS[pre]
-    merges = [(merge[:at], merge[at + 1 :]) for merge in metadata["ggml.merges"] if (at := merge.find(" ", 1)) > 0]
     vocabulary = {token: i for i, token in enumerate(tokens)}
+    halves = ((merge[:at], merge[at + 1 :]) for merge in metadata["ggml.merges"] if (at := merge.find(" ", 1)) > 0)
+    merges = [(left, right) for left, right in halves if {left, right, left + right} <= vocabulary.keys()]
     backend = Backend(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=splits.whole_words))
     backend.pre_tokenizer = splits.pre_tokenizer()
     backend.decoder = decoders.ByteLevel()

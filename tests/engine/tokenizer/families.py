@@ -185,7 +185,7 @@ FAMILIES: Mapping[str, Family] = {
         lambda: _sentencepiece(
             ("<unk>", "<bos>", "<eos>", "<end_of_turn>"), prefix=False, plain=("\n\n", "\n\n\n", "  ", "    ")
         ),
-        {"model": "llama", "add_space_prefix": False},
+        {"model": "llama", "add_space_prefix": False, "arch": "gemma3"},
     ),
     "phi-3": Family(
         lambda: _sentencepiece(("<unk>", "<s>", "</s>", *_PHI3), prefix=True, frame=False, rstrip=("</s>", *_PHI3)),
@@ -257,7 +257,7 @@ def save_gguf(name: str, file: Path, **more: Any) -> Path:
     model = json.loads(made.to_str())["model"]
     added = made.get_added_tokens_decoder()
     tokens = [made.id_to_token(i) or "" for i in range(made.get_vocab_size())]
-    writer = gguf.GGUFWriter(file, "llama")
+    writer = gguf.GGUFWriter(file, keys.get("arch", "llama"))
     writer.add_name(keys.get("name", name))
     writer.add_tokenizer_model(keys["model"])
     if "pre" in keys:
