@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from pilotfish_engine.errors import CheckpointError
@@ -56,9 +56,9 @@ ADDED: list[Files] = [
     {"tokenizer_config.json": {"split_special_tokens": True}},
 ]
 MARKED = [
-    "a <new> b <shown> c", "x </s> y</s>", "<w>a <w> b<w>", "Hello Hello world", "<|im_end|><pad>z", "<a> <b><img><aud>",
-    "<late>q<early> r", "<x><y>", "<s>[INST]", "▁Hello </s>",
-]  # fmt: skip
+    *("a <new> b <shown> c", "x </s> y</s>", "<w>a <w> b<w>", "Hello Hello world", "<|im_end|><pad>z"),
+    *("<a> <b><img><aud>", "<late>q<early> r", "<x><y>", "<s>[INST]", "▁Hello </s>"),
+]
 
 
 @pytest.mark.parametrize("family", ["llama-2", "gemma-3", "qwen-3"])
