@@ -111,7 +111,7 @@ def assemble(
     stop_text = None if tokenizer is None else lambda stops: StopStrings(tokenizer, stops)
     grammars = None
     if tokenizer is not None:
-        grammars = Grammars(tokenizer.pieces, limits.eos_token_ids, shape.vocab_size, tokenizer.encode).compile
+        grammars = Grammars(tokenizer.pieces, limits.eos_token_ids, shape.vocab_size, tokenizer.encode_within).compile
     return Parts(step, worker, capacity.chunk_size, stop_text, grammars)
 
 

@@ -122,7 +122,7 @@ class Grammars:
         encode: Callable[[str], list[int]],
     ) -> None:
         """pieces[id]: the bytes of a token, empty for special ones. vocab_size: the model's, which may have more tokens
-        than pieces."""
+        than pieces. encode: of a text that goes on where another ended."""
         self._pieces = pieces[:vocab_size]
         self._eos_token_ids = eos_token_ids
         self._vocab_size = vocab_size
@@ -157,8 +157,12 @@ class Grammars:
         return _Compiled(inner, self._pieces, self._eos_token_ids)
 
     def _load(self) -> LLTokenizer:
-        wrapped = TokenizerWrapper(_Vocabulary(self._pieces, min(self._eos_token_ids), self._encode))
-        return LLTokenizer(wrapped, n_vocab=self._vocab_size, eos_token=sorted(self._eos_token_ids))
+        vocabulary = _Vocabulary(self._pieces, min(self._eos_token_ids), self._encode)
+        tokenizer = LLTokenizer(
+            TokenizerWrapper(vocabulary), n_vocab=self._vocab_size, eos_token=sorted(self._eos_token_ids)
+        )
+        vocabulary.greedy = tokenizer.greedy_tokenize
+        return tokenizer
 
 
 class _Vocabulary:
@@ -170,10 +174,17 @@ class _Vocabulary:
         self.tokens = list(pieces)
         self.special_token_ids = [token for token, piece in enumerate(pieces) if not piece]
         self.eos_token_id = eos_token_id
+        self.greedy: Callable[[str], list[int]] = lambda _: []
         self._encode = encode
 
     def __call__(self, text: bytes) -> list[int]:
-        return self._encode(text.decode("utf-8", "replace"))
+        """Tokens of a text that the grammar leaves no choice of. Their bytes have to be the text's, and are not where
+        the vocabulary normalizes it or takes it for a special token's name: then any that are."""
+        written = text.decode("utf-8", "replace")
+        token_ids = self._encode(written)
+        known = all(0 <= token < len(self.tokens) for token in token_ids)
+        exact = known and b"".join(self.tokens[token] for token in token_ids) == text
+        return token_ids if exact else self.greedy(written)
 
 
 def _source(grammar: Grammar) -> str:

@@ -15,6 +15,7 @@ import tokenizers
 from pilotfish_engine.tokenizer.chat import ChatTemplate, Message, TemplateError
 from pilotfish_engine.tokenizer.pieces import Pieces
 
+_MARK = "\x02"  # begins no token
 _EACH_BYTE = "pilotfish.each-byte"
 
 
@@ -59,6 +60,15 @@ class Tokenizer:
         """Special tokens written in the text are recognised. add_special_tokens: what the checkpoint puts around a
         bare prompt (mostly a BOS, or nothing); a rendered chat brings its own."""
         return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def encode_within(self, text: str) -> list[int]:
+        """The tokens of a text that goes on where another ended, so without the space that some vocabularies write
+        before a text's first word."""
+        if not self.decoding.opening:
+            return self.encode(text)
+        token_ids = self.encode(_MARK + text)
+        marked = next((at for at, token in enumerate(token_ids) if self.piece(token).endswith(_MARK.encode())), -1)
+        return token_ids[marked + 1 :]
 
     def piece(self, token_id: int) -> bytes:
         """Empty for ids past the vocabulary, which a padded embedding can yield."""

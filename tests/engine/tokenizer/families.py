@@ -204,6 +204,7 @@ FAMILIES: Mapping[str, Family] = {
             _split(_LETTERS % ""),
             ("<|endoftext|>", "<|im_end|>"),
             plain=("<think>", "</think>", "<tool_call>"),
+            normalizer=normalizers.NFC(),
         ),
         {"pre": "qwen2"},
     ),
