@@ -17,26 +17,21 @@ from tokenizers import Tokenizer as Backend
 from pilotfish_engine.errors import CheckpointError
 from pilotfish_engine.tokenizer.chat import ChatTemplate
 from pilotfish_engine.tokenizer.pieces import UnknownDecoderError, read_pieces
+from pilotfish_engine.tokenizer.sources import read_sentencepiece, read_tekken
 from pilotfish_engine.tokenizer.templates import chosen_template, folder_templates
 from pilotfish_engine.tokenizer.vocabulary import Tokenizer
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_OTHERS = ("tokenizer.model", "tekken.json", "tiktoken.model", "vocab.json", "spiece.model")
+_OTHERS = ("tiktoken.model", "qwen.tiktoken", "vocab.json", "spiece.model")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def load_folder(path: Path) -> Tokenizer:
     """Raises CheckpointError when tokenizer.json is missing, damaged, or decodes other than token by token."""
-    file = path / "tokenizer.json"
-    if not file.is_file():
-        raise CheckpointError(_missing(path))
-    try:
-        backend = Backend.from_file(str(file))
-    except Exception as error:  # the library raises no narrower class
-        raise CheckpointError(f"{file}: not a tokenizer ({error}); give a folder with a whole one") from error
+    file, backend, named_by_default = _backend(path)
     backend.no_truncation()  # what was set for training
     backend.no_padding()
-    settings = _json(path / "tokenizer_config.json")
+    settings = named_by_default | _json(path / "tokenizer_config.json")
     try:
         named = _add_tokens(backend, path, settings)
     except (TypeError, ValueError, AttributeError) as error:
@@ -56,11 +51,26 @@ def load_folder(path: Path) -> Tokenizer:
     )
 
 
-def _missing(path: Path) -> str:
+def _backend(path: Path) -> tuple[Path, Backend, dict[str, Any]]:
+    """What is read, and the special tokens that tokenizer_config.json need not name."""
+    file = path / "tokenizer.json"
+    if file.is_file():
+        try:
+            return file, Backend.from_file(str(file)), {}
+        except Exception as error:  # the library raises no narrower class
+            raise CheckpointError(f"{file}: not a tokenizer ({error}); give a folder with a whole one") from error
+    for name, read in (("tekken.json", read_tekken), ("tokenizer.model", read_sentencepiece)):
+        if (path / name).is_file():
+            backend = read(path / name)
+            ends = {"bos_token": ("<s>", "<bos>"), "eos_token": ("</s>", "<eos>")}
+            known = {
+                key: [text for text in texts if backend.token_to_id(text) is not None] for key, texts in ends.items()
+            }
+            return path / name, backend, {key: texts[0] for key, texts in known.items() if texts}
     other = next((name for name in _OTHERS if (path / name).is_file()), None)
     if other is None:
-        return f"{path}: tokenizer.json is missing; give a folder that has one"
-    return (
+        raise CheckpointError(f"{path}: tokenizer.json is missing; give a folder that has one")
+    raise CheckpointError(
         f"{path}: tokenizer.json is missing, and {other} cannot be read; the tokenizer.json that "
         "AutoTokenizer.from_pretrained(…).save_pretrained(…) of `transformers` writes would work"
     )

@@ -10,19 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, decoders, models, normalizers, processors
+from tokenizers import decoders, models, processors
 from tokenizers import Tokenizer as Backend
 
 from pilotfish_engine.errors import CheckpointError
 from pilotfish_engine.tokenizer.gguf_metadata import read_metadata
 from pilotfish_engine.tokenizer.gguf_splits import SPLITS
 from pilotfish_engine.tokenizer.pieces import read_pieces
+from pilotfish_engine.tokenizer.sentencepiece import Kind, found_first, sentencepiece_backend
 from pilotfish_engine.tokenizer.templates import chosen_template, gguf_templates
 from pilotfish_engine.tokenizer.vocabulary import Tokenizer
-
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5  # tokenizer.ggml.token_type
-_JOINED = (0, _NORMAL, _UNUSED)  # may be made of others; single bytes are not, nor what is found before
-_SPACE = "▁"
 
 # What chats and texts end with; a file mostly names one of them, and its model writes others too.
 _ENDS = {
@@ -67,20 +64,24 @@ def _build(path: Path, metadata: Mapping[str, Any], name: str) -> Tokenizer:
             f"'llama', or 'gpt2' with one of {', '.join(SPLITS)} would work"
         )
     tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(metadata["ggml.tokens"])]
-    kinds: list[int] = metadata.get("ggml.token_type", [_NORMAL] * len(tokens))
+    kinds: list[int] = metadata.get("ggml.token_type", [Kind.NORMAL] * len(tokens))
     if len(set(tokens)) < len(tokens) or len(kinds) < len(tokens):
         raise CheckpointError(
             f"{path}: of its {len(tokens)} tokens {len(set(tokens))} differ, and {len(kinds)} have a type; "
             "a GGUF file that llama.cpp can read would work"
         )
     if model == "llama":
-        backend = _sentencepiece(path, metadata, tokens, kinds)
+        scores = metadata["ggml.scores"]
+        if len(scores) < len(tokens):
+            raise CheckpointError(f"{path}: {len(scores)} of its {len(tokens)} tokens have a score; give a whole file")
+        backend = sentencepiece_backend(tokens, scores, kinds, prefix=metadata.get("ggml.add_space_prefix", True))
         defaults = _Defaults(1, 2, add_bos=True)
     else:
         backend = _byte_level(metadata, tokens, pre)
         defaults = _Defaults(add_bos=SPLITS[pre].add_bos)
-    special = {i for i, kind in enumerate(kinds[: len(tokens)]) if kind in (_CONTROL, _UNKNOWN)}
-    _add_tokens(backend, tokens, kinds, strips="phi-3" in name.lower() or "phi3" in name.lower())
+    special = {i for i, kind in enumerate(kinds[: len(tokens)]) if kind in (Kind.CONTROL, Kind.UNKNOWN)}
+    phi3 = "phi-3" in name.lower() or "phi3" in name.lower()  # no key says that its tokens swallow spaces behind them
+    backend.add_tokens(found_first(tokens, kinds, strip=lambda token: phi3 and token not in _NOT_STRIPPED))
     ids = _named(metadata, len(tokens), defaults)
     _frame(backend, metadata, tokens, ids, defaults)
     names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
@@ -102,58 +103,6 @@ def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str], pre: str) ->
     backend.pre_tokenizer = splits.pre_tokenizer()
     backend.decoder = decoders.ByteLevel()
     return backend
-
-
-def _sentencepiece(path: Path, metadata: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int]) -> Backend:
-    scores: list[float] = metadata["ggml.scores"]
-    if len(scores) < len(tokens):
-        raise CheckpointError(f"{path}: {len(scores)} of its {len(tokens)} tokens have a score; give a whole GGUF file")
-    vocabulary = {token: i for i, token in enumerate(tokens)}
-    backend = Backend(
-        models.BPE(
-            vocab=vocabulary,
-            merges=_merges({token: i for token, i in vocabulary.items() if kinds[i] in _JOINED}, scores),
-            unk_token=next((token for token, kind in zip(tokens, kinds, strict=False) if kind == _UNKNOWN), None),
-            fuse_unk=True,
-            byte_fallback=True,
-        )
-    )
-    prefix = metadata.get("ggml.add_space_prefix", True)
-    spaces = normalizers.Replace(" ", _SPACE)
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces]) if prefix else spaces
-    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
-    return backend
-
-
-def _merges(vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """SentencePiece joins the two neighbours whose whole has the best score, so every way to cut a token in two is a
-    merge; of equal scores the token that stands first in the file."""
-    merges = []
-    for token in sorted(vocabulary, key=lambda token: (-scores[vocabulary[token]], vocabulary[token])):
-        pairs = [
-            (left, right)
-            for at in range(1, len(token))
-            if (left := token[:at]) in vocabulary and (right := token[at:]) in vocabulary
-        ]
-        merges += (
-            pairs if len(pairs) < 2 else sorted(pairs, key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
-        )
-    return merges
-
-
-def _add_tokens(backend: Backend, tokens: Sequence[str], kinds: Sequence[int], strips: bool) -> None:
-    """Tokens that are found in a text before it is split. strips: Phi-3's swallow the spaces behind them, which no key
-    says."""
-    backend.add_tokens(
-        [
-            AddedToken(
-                token, special=kind != _USER_DEFINED, normalized=False, rstrip=strips and token not in _NOT_STRIPPED
-            )
-            for token, kind in zip(tokens, kinds, strict=False)
-            if kind in (_CONTROL, _UNKNOWN, _USER_DEFINED)
-        ]
-    )
 
 
 def _named(metadata: Mapping[str, Any], size: int, defaults: _Defaults) -> dict[str, int]:

@@ -110,6 +110,11 @@ def _of_alphabet(token: str) -> bytes:
         return token.encode()
 
 
+def as_alphabet(piece: bytes) -> str:
+    """A token of a byte-level vocabulary, as its file writes it."""
+    return piece.decode("latin-1").translate(_CHARACTER_OF)
+
+
 def _byte_alphabet() -> dict[str, int]:
     """Printable Latin-1 bytes are themselves; the other 68, in order, are the characters from U+0100."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
@@ -118,3 +123,4 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF = _byte_alphabet()
+_CHARACTER_OF = {byte: character for character, byte in _BYTE_OF.items()}

@@ -255,21 +255,19 @@ def save_gguf(name: str, file: Path, **more: Any) -> Path:
     """With what a converter would write; more: further keys behind `tokenizer.`, or none of a kind."""
     keys = {"model": "gpt2", **FAMILIES[name].gguf, **more}
     made = FAMILIES[name].make()
-    model = json.loads(made.to_str())["model"]
-    added = made.get_added_tokens_decoder()
-    tokens = [made.id_to_token(i) or "" for i in range(made.get_vocab_size())]
+    tokens, scores, kinds = vocabulary_of(made)
     writer = gguf.GGUFWriter(file, keys.get("arch", "llama"))
     writer.add_name(keys.get("name", name))
     writer.add_tokenizer_model(keys["model"])
     if "pre" in keys:
         writer.add_tokenizer_pre(keys["pre"])
     writer.add_token_list(tokens)
-    writer.add_token_types([_kind(i, token, added) for i, token in enumerate(tokens)])
+    writer.add_token_types(kinds)
     if keys["model"] == "llama":
-        order = {token: -float(i) for i, token in enumerate(t for t in model["vocab"] if _kind(0, t, {}) == 1)}
-        writer.add_token_scores([order.get(token, 0.0) for token in tokens])
+        writer.add_token_scores(scores)
     else:
-        writer.add_token_merges([" ".join(merge) for merge in model["merges"]])
+        merges = json.loads(made.to_str())["model"]["merges"]
+        writer.add_token_merges([" ".join(merge) for merge in merges])
     if "bos" in keys:
         writer.add_bos_token_id(tokens.index(keys["bos"]))
     for flag in ("add_bos_token", "add_eos_token", "add_space_prefix"):
@@ -287,7 +285,17 @@ def save_gguf(name: str, file: Path, **more: Any) -> Path:
     return file
 
 
-def _kind(i: int, token: str, added: Mapping[int, AddedToken]) -> int:
+def vocabulary_of(made: Tokenizer) -> tuple[list[str], list[float], list[gguf.TokenType]]:
+    """Tokens, SentencePiece's scores and their types."""
+    added = made.get_added_tokens_decoder()
+    tokens = [made.id_to_token(i) or "" for i in range(made.get_vocab_size())]
+    kinds = [_kind(i, token, added) for i, token in enumerate(tokens)]
+    normal = [token for token, kind in zip(tokens, kinds, strict=True) if kind == gguf.TokenType.NORMAL]
+    ranks = {token: -float(i) for i, token in enumerate(normal)}
+    return tokens, [ranks.get(token, 0.0) for token in tokens], kinds
+
+
+def _kind(i: int, token: str, added: Mapping[int, AddedToken]) -> gguf.TokenType:
     if token == "<unk>":
         return gguf.TokenType.UNKNOWN
     if i in added:
