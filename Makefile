@@ -23,18 +23,18 @@ PROJECT := $(VENV)/stamp/project-$(call sum,pyproject.toml $(NATIVE))
 TYPED := engine operator sandbox demo benchmarks charts examples tests
 # A core each for the files of the first; of the others one needs both, the rest have a cluster and find nobody beside it.
 REAL := tests/engine/test_real_model.py
-BESIDE := tests/contract tests/house tests/engine --ignore=$(REAL)
+BESIDE := tests/contract tests/house tests/clients tests/engine --ignore=$(REAL)
 ALONE := $(REAL) tests/operator tests/chart tests/sandbox tests/e2e
 PYTEST := $(PY) -m pytest --durations=10
 POLITE := GOMP_SPINCOUNT=3000 # as a served engine waits: threads that spin beside another process stop each other
 
 say = printf '\n\033[1m== %s\033[0m\n' $(1)
 
-.PHONY: help install sandbox check test demo bench crds lock down clean
+.PHONY: help install sandbox check test clients demo bench crds lock down clean
 
 help:  ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  Variables: PYTHON=python3.x  TESTS=tests/…  KEEP=1 and CLUSTER=current (demo)"
+	@echo "  Variables: PYTHON=python3.x  TESTS=tests/…  CLIENTS=…  KEEP=1 and CLUSTER=current (demo)"
 
 install: $(ENVIRONMENT) $(PROJECT)  ## everything into .venv, from the pinned requirements
 
@@ -71,6 +71,9 @@ else
 	@$(POLITE) OMP_NUM_THREADS=2 $(PYTEST) $(ALONE)
 endif
 
+clients: install  ## the clients that people use, each in its own environment, against a server (CLIENTS="openai llm")
+	@$(POLITE) $(PY) -m tests.clients $(CLIENTS)
+
 demo: install  ## install the chart, serve a model, ask it, load it until it scales (KEEP=1, CLUSTER=current)
 	@$(PY) -m demo
 
@@ -95,7 +98,8 @@ lock: $(ENVIRONMENT)  ## pin the newest versions that pyproject.toml allows (UPG
 	compile operator pyproject.toml; \
 	compile engine pyproject.toml --extra engine; \
 	compile cuda pyproject.toml --extra engine --extra cuda; \
-	compile dev pyproject.toml --extra engine --extra train --extra dev --group pyproject.toml:build
+	compile dev pyproject.toml --extra engine --extra train --extra dev --group pyproject.toml:build; \
+	for client in requirements/clients/*.in; do compile clients/$$(basename $$client .in) $$client; done
 
 clean: down  ## remove what was built here (.work keeps nothing worth keeping)
 	rm -rf $(VENV) .work build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -232,9 +232,10 @@ def check_tokens(token_ids: Sequence[int], vocab_size: int, field: str) -> None:
 
 
 def too_long(field: str, what: str, context: int) -> Invalid:
+    """In words that clients know this error by, when they do not read its code."""
     return Invalid(
-        f"{field} {what}, and the context holds {context}, one of them for the answer; "
-        f"at most {context - 1} would work",
+        f"{field} {what}: the prompt is too long. This model's maximum context length is {context} tokens, one of them "
+        f"for the answer; at most {context - 1} would work",
         field,
         code="context_length_exceeded",
     )

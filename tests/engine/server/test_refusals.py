@@ -61,7 +61,7 @@ CHATS: list[tuple[dict[str, Any], str, str]] = [
         "of type text",
     ),
     (CHAT | {"messages": [{"role": "user", "content": "x", "rôle": 1}]}, "messages[0].rôle", "not a known field"),
-    (CHAT | {"messages": [{"role": "user", "content": "word " * 600}]}, "messages", "the context holds 512"),
+    (CHAT | {"messages": [{"role": "user", "content": "word " * 600}]}, "messages", "maximum context length is 512"),
     (CHAT | {"messages": [{"role": "user", "content": "x" * 200_000}]}, "messages", "characters"),
     (CHAT | {"prediction": {"type": "content"}}, "prediction", "leave it out"),
 ]

@@ -244,7 +244,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "tool_choice", "names 'f'",
     ),
     ({"stream_options": {"include_obfuscation": False}}, "stream_options", "needs stream: true"),
-    ({"input": "hi " * 2100}, "input", "the context holds 2048"),
+    ({"input": "hi " * 2100}, "input", "maximum context length is 2048"),
     ({"input": [said("user", "refuses")]}, "input", "roles must alternate"),
     ({"structured_outputs": {"regex": "a"}, "tools": FUNCTIONS}, "structured_outputs", "excludes"),
 ]  # fmt: skip
