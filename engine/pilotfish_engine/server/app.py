@@ -25,6 +25,7 @@ from pilotfish_engine.server.streaming import ClientGone
 
 log = logging.getLogger(__name__)
 
+NOT_FOUND = 404
 METHOD_NOT_ALLOWED = 405
 CLIENT_CLOSED_REQUEST = 499  # nobody reads it; it keeps the count of what happened true
 
@@ -46,6 +47,9 @@ async def _respond(request: Request, error: Exception) -> Response:
     if isinstance(error, ClientGone):
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     told = _as_api_error(error)
+    if isinstance(error, HTTPException) and told.status == NOT_FOUND:
+        path = request.url.path[:200]
+        told.message = f"{path} is not served here; POST /v1/chat/completions is, and what else, /openapi.json tells"
     if told.status == METHOD_NOT_ALLOWED:  # Starlette tells the methods of one of the path's routes
         told.headers["Allow"] = openapi.methods(request.url.path) or told.headers["Allow"]
     return told.response()

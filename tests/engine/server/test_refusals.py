@@ -273,6 +273,9 @@ def test_another_model_path_or_method_is_refused(served: Engine) -> None:
         other = client.post("/v1/completions", json=PLAIN | {"model": "gpt-4"})
         assert (other.status_code, other.json()["error"]["code"]) == (404, "model_not_found")
         assert client.get("/v1/nothing").json()["error"]["code"] == "not_found"
+        unserved = client.post("/v1/embeddings", json={"model": NAME, "input": "hi"})
+        assert unserved.status_code == 404
+        assert "/v1/embeddings is not served here" in unserved.json()["error"]["message"]
         wrong = client.get("/v1/completions")
         assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
         assert wrong.headers["allow"] == "POST"

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
 from tests.engine.server.serving import NAME, Engine, engine
+from tests.engine.server.small_core import Behaviour
 from tests.engine.server.test_chats import PARAMETERS, TEMPLATE, TOOLS, call, write_model
-from tests.engine.server.told import both, post, text_of, whole
+from tests.engine.server.told import both, heard, post, read, text_of, whole
 
 NO_THINKING: Any = {"chat_template_kwargs": {"enable_thinking": False}}
 FUNCTIONS: Any = [tool["function"] | {"type": "function"} for tool in TOOLS]
@@ -270,3 +274,20 @@ def test_nothing_is_stored_and_the_answer_to_who_asks_for_it_says_so(shown: Engi
     for ask in (client.retrieve, client.delete, client.cancel, client.input_items.list):
         with pytest.raises(openai.NotFoundError, match="no response is stored"):
             ask(told.id)
+
+
+def test_a_fault_within_a_stream_is_an_error_and_a_response_that_failed(empty: Path) -> None:
+    body = {"model": NAME, "input": "x", "ignore_eos": True, "stream": True}
+    with engine(empty, "--max-model-len", "200000", behaviour=Behaviour(step_seconds=0.01)) as started:
+        text, core = "", started.core_pid()
+        with started.http as client, client.stream("POST", "/v1/responses", json=body) as answer:
+            for part in answer.iter_text():
+                if not text:
+                    os.kill(core, signal.SIGKILL)
+                text += part
+    told = read(text)
+    error, failed = told[-2:]
+    assert (error["type"], error["code"], failed["type"]) == ("error", "engine_gone", "response.failed")
+    assert failed["response"]["error"] == {"code": "server_error", "message": error["message"]}
+    assert "killed by SIGKILL" in error["message"]
+    assert heard(told)["status"] == "failed"

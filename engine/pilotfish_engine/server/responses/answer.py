@@ -73,6 +73,8 @@ class Answer:
                     yield self._event(event)
                 reason = piece.finish_reason
         except ApiError as error:
+            for event in self._output.cut():
+                yield self._event(event)
             told = self._in_own_words(error)
             yield self._event({"type": "error", "code": told.code, "message": told.message, "param": told.param})
             yield self._event({"type": "response.failed", "response": self._failed(told, generation.usage())})

@@ -110,6 +110,10 @@ class Output:
                 yield from self._said("", last=True)
             yield from self._close("incomplete" if piece.finish_reason == "length" else "completed")
 
+    def cut(self) -> Iterator[Json]:
+        """The last events when no more pieces come."""
+        yield from self._close("incomplete")
+
     def _said(self, text: str, last: bool = False) -> Iterator[Json]:
         if not (text or last):
             return
