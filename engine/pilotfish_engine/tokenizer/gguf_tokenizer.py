@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import decoders, models, processors
 from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, processors
 
 from pilotfish_engine.errors import CheckpointError
 from pilotfish_engine.tokenizer.gguf_metadata import read_metadata

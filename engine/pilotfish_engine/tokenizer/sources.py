@@ -46,7 +46,7 @@ def _tekken(content: Any) -> Tokenizer:
     """Special tokens come first, so many as the settings say, and then the others by rank."""
     config = content["config"]
     count = config["default_num_special_tokens"]
-    names = {i: name for i, name in enumerate(_MISTRALS)}
+    names = dict(enumerate(_MISTRALS))
     if content.get("special_tokens"):
         names = {token["rank"]: token["token_str"] for token in content["special_tokens"]}
     special = [names.get(i, f"<SPECIAL_{i}>") for i in range(count)]
