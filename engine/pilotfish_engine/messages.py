@@ -13,6 +13,9 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 GrammarKind = Literal["json_object", "json_schema", "regex", "ebnf"]
 
 MAX_LOGIT_BIAS = 300  # tokens
+# Between the parts of JSON a model may write a space, or a line break and an indentation: with any white space allowed,
+# models that were not trained for JSON write line breaks without end.
+SPACES = {"x-guidance": {"whitespace_pattern": r" |\r?\n[ \t]{0,40}"}}
 MAX_STOP_TOKENS = 64  # beside the model's own end tokens
 MAX_LOGPROBS = 20  # alternatives a token
 

@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from pilotfish_engine.errors import RequestError
-from pilotfish_engine.messages import Grammar
+from pilotfish_engine.messages import SPACES, Grammar
 from pilotfish_engine.types import CompiledGrammar
 
 FIELD = "grammar"
@@ -196,7 +196,7 @@ def _source(grammar: Grammar) -> str:
         )
     match grammar.kind:
         case "json_object":
-            return LLMatcher.grammar_from_json_schema('{"type": "object"}')
+            return LLMatcher.grammar_from_json_schema(_as_json('{"type": "object"}'))
         case "json_schema":
             return LLMatcher.grammar_from_json_schema(_as_json(text))
         case "regex":
@@ -208,7 +208,8 @@ def _source(grammar: Grammar) -> str:
 def _as_json(text: str) -> str:
     """The library writes a schema into a larger JSON text as it is."""
     try:
-        return json.dumps(json.loads(text))
+        schema = json.loads(text)
+        return json.dumps(SPACES | schema if isinstance(schema, dict) else schema)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"this json_schema is not JSON: {_short(str(error))}", FIELD) from error
 

@@ -127,6 +127,27 @@ def test_every_kind(grammar, good, bad):
     assert not fits(bad)
 
 
+@pytest.mark.parametrize("grammar", [Grammar("json_object"), Grammar("json_schema", json.dumps(SCHEMA))])
+@pytest.mark.parametrize("indent", [None, 2, 20])
+def test_json_may_be_indented_but_white_space_comes_to_an_end(grammar, indent):
+    grammars = Grammars([b"", b"", *(bytes([code]) for code in range(2, 128))], frozenset([1]), 128, list_of_codes)
+    compiled = grammars.compile(grammar).result()
+    matcher = compiled.start([], [], False)
+    for token in [*list_of_codes(json.dumps({"name": "Bob", "age": 3}, indent=indent)), 1]:
+        assert token in (tokens_of(matcher.masks([0], [0])[0]) or ())
+        matcher.advance([token])
+    matcher = compiled.start(list_of_codes('{"name":'), [], False)
+    blanks = 0
+    while blank := set(b" \n\t\r") & (tokens_of(matcher.masks([0], [0])[0]) or set()):
+        matcher.advance([min(blank)])
+        blanks += 1
+    assert 0 < blanks <= 50
+
+
+def list_of_codes(text: str) -> list[int]:
+    return list(text.encode())
+
+
 def test_an_answer_that_no_token_can_continue_is_an_error_with_a_reason():
     matcher = SHORT.compile(Grammar("regex", "a(x|bc)")).result().start([2, 3], [], False)
     assert matcher.masks([3], [0]) != [None]
