@@ -38,15 +38,18 @@ TEMPLATES = {
         "{% set ns.names = ns.names + [m.role] %}{% endfor %}{{ ns.n }}{{ ns.names | join(',') }}"
     ),
     "macros": (
-        "{% macro show(m, end='!') %}[{{ m.role }}{{ end }}]{% endmacro %}{{ show(messages[0]) }}{{ show(messages[1], '') }}"
+        "{% macro show(m, end='!') %}[{{ m.role }}{{ end }}]{% endmacro %}"
+        "{{ show(messages[0]) }}{{ show(messages[1], '') }}"
     ),
     "generation": "{% for m in messages %}{% generation %}<{{ m.role }}>{% endgeneration %}\n{% endfor %}",
     "trimmed": (
-        "{% for m in messages %}\n    {% if m.content %}\n    {{ m.content | trim }}\n    {% endif %}\n{% endfor %}\nend\n"
+        "{% for m in messages %}\n    {% if m.content %}\n    {{ m.content | trim }}\n    {% endif %}\n"
+        "{% endfor %}\nend\n"
     ),
     "whitespace": "{%- for m in messages -%}\n  {{- m['role'] -}}\n{%- endfor %}  x",
     "missing": (
-        "{{ messages[2].content is defined }}{{ messages[1].name is defined }}{{ nothing }}{{ bos_token }}{{ eos_token }}"
+        "{{ messages[2].content is defined }}{{ messages[1].name is defined }}{{ nothing }}"
+        "{{ bos_token }}{{ eos_token }}"
     ),
     "strings": (
         "{{ messages[4].content.strip().split('a') }}{{ messages[1].content[-1:] }}{{ 'a' in messages[4].content }}"
