@@ -13,7 +13,8 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from pilotfish_engine.errors import CheckpointError
-from pilotfish_engine.tokenizer import load
+from pilotfish_engine.tokenizer import gguf_tokenizer, load
+from pilotfish_engine.tokenizer.gguf_metadata import read_metadata
 from tests.engine.tokenizer.families import save_folder, save_gguf, texts
 
 Files = Mapping[str, Any]
@@ -210,3 +211,24 @@ def test_a_prompt_has_one_beginning(tmp_path: Path) -> None:
     for tokenizer in (load(path), load(save_gguf("llama-2", tmp_path / "m.gguf", chat_template="{{ bos_token }}hi"))):
         assert tokenizer.encode_chat(HELLO).count(1) == 1
         assert tokenizer.encode("hi", add_special_tokens=True).count(1) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("tokens", ["a", "a"], "of its 2 tokens 1 differ"),
+        ("tokens", 5, "its tokenizer is damaged"),
+        ("tokens", [5], "its tokenizer is damaged"),
+        ("scores", [0.0], r"1 of its \d+ tokens have a score"),
+        ("scores", ["x"] * 700, "its tokenizer is damaged"),
+        ("token_type", [1], "and 1 have a type"),
+    ],
+)
+def test_damaged_keys_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: Any, sentence: str
+) -> None:
+    file = save_gguf("llama-2", tmp_path / "m.gguf")
+    damaged = read_metadata(file) | {f"tokenizer.ggml.{key}": value}
+    monkeypatch.setattr(gguf_tokenizer, "read_metadata", lambda _: damaged)
+    with pytest.raises(CheckpointError, match=sentence):
+        load(file)
