@@ -17,6 +17,7 @@ from pilotfish_engine.server.bodies import (
     CompletionRequest,
     DetokenizeRequest,
     Generate,
+    StreamOptions,
     TokenizeRequest,
 )
 from pilotfish_engine.server.conversation import NamedTool
@@ -26,6 +27,7 @@ from pilotfish_engine.server.service import Service
 from pilotfish_engine.server.streaming import Event
 from pilotfish_engine.server.tool_calls import Calls, style_of
 
+OBFUSCATED_BYTES = 512  # a chunk with a few tokens is shorter
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, for /v1/completions
 
 
@@ -43,12 +45,14 @@ class Api:
         route("/detokenize", self.detokenize, methods=["POST"])
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
+        request.state.ignored_fields = self._service.ignored(body)
         generation, calls = await start_chat(self._service, body)
         tokenizer = None if body.alternatives is None else self._service.loaded()[0]
         shape = shapes.Chat(tokenizer, body.n or 1, None if calls is None else calls.reader)
         return await self._answer(body, request, generation, shape)
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
+        request.state.ignored_fields = self._service.ignored(body)
         service, n = self._service, body.n or 1
         service.check_model(body.model)
         check_choices(len(body.prompt), n)
@@ -70,9 +74,9 @@ class Api:
         writer = shapes.Writer(shape, request.state.request_id, service.name, service.fingerprint)
         if not body.stream:
             return await delivery.whole(request, generation, _collect(writer, generation))
-        with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        options = body.stream_options or StreamOptions()
         return await delivery.streamed(
-            request, generation, lambda first, pieces: _events(writer, generation, first, pieces, with_usage)
+            request, generation, lambda first, pieces: _events(writer, generation, first, pieces, options)
         )
 
     async def models(self) -> dict[str, Any]:
@@ -92,7 +96,8 @@ class Api:
             "max_model_len": None if limits is None else limits.max_model_len,
         }
 
-    async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
+    async def tokenize(self, body: TokenizeRequest, request: Request) -> dict[str, Any]:
+        request.state.ignored_fields = self._service.ignored(body)
         self._service.check_model(body.model)
         _, limits = self._service.loaded()
         if body.messages is not None:
@@ -103,7 +108,8 @@ class Api:
             )
         return {"count": len(tokens), "max_model_len": limits.max_model_len, "tokens": tokens}
 
-    async def detokenize(self, body: DetokenizeRequest) -> dict[str, Any]:
+    async def detokenize(self, body: DetokenizeRequest, request: Request) -> dict[str, Any]:
+        request.state.ignored_fields = self._service.ignored(body)
         self._service.check_model(body.model)
         tokenizer, limits = self._service.loaded()
         if len(body.tokens) > limits.max_model_len:
@@ -123,7 +129,7 @@ async def start_chat(service: Service, body: ChatRequest) -> tuple[Generation, C
     template = tokenizer.chat_template
     calls = _calls_of(body, "" if template is None else template.source_for(tools=bool(body.offered_tools)))
     demanded = _demanded(body, calls)
-    prompt = await service.encode_chat(body.messages, body.offered_tools, body.chat_template_kwargs or {})
+    prompt = await service.encode_chat(body.messages, body.offered_tools, body.variables)
     return _start(service, body, [prompt], body.max_completion_tokens or body.max_tokens, demanded), calls
 
 
@@ -195,11 +201,19 @@ async def _events(
     generation: Generation,
     first: Piece,
     pieces: AsyncGenerator[Piece, None],
-    with_usage: bool,
+    options: StreamOptions,
 ) -> AsyncGenerator[bytes | Event, None]:
-    def chunk(choice: dict[str, Any] | None, usage: dict[str, Any] | None = None) -> bytes:
+    def chunk(choice: dict[str, Any] | None) -> bytes:
         written = writer.chunk(choice)
-        return msgspec.json.encode(written | {"usage": usage} if with_usage else written)
+        if choice is None or options.continuous_usage_stats:
+            written["usage"] = shapes.usage_json(generation.usage())
+        elif options.include_usage:
+            written["usage"] = None
+        encoded = msgspec.json.encode(written)
+        if options.include_obfuscation:  # as many characters that every chunk's size is a multiple
+            written["obfuscation"] = "x" * (-len(encoded) % OBFUSCATED_BYTES)
+            encoded = msgspec.json.encode(written)
+        return encoded
 
     try:
         for index in range(generation.size):
@@ -210,8 +224,8 @@ async def _events(
         async for piece in pieces:
             if (part := writer.shape.part(piece)) is not None:
                 yield chunk(part)
-        if with_usage:
-            yield chunk(None, shapes.usage_json(generation.usage()))
+        if options.include_usage:
+            yield chunk(None)
         yield b"[DONE]"
     except ApiError as error:  # the status was sent long ago: clients know an error by its chunk
         yield msgspec.json.encode(error.body)

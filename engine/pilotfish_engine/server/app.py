@@ -16,6 +16,7 @@ from pilotfish_engine.errors import RequestError
 from pilotfish_engine.server import openapi
 from pilotfish_engine.server.admin import Admin
 from pilotfish_engine.server.api import Api
+from pilotfish_engine.server.body import written
 from pilotfish_engine.server.failures import ApiError, Invalid, Unavailable
 from pilotfish_engine.server.link import CoreGone
 from pilotfish_engine.server.middleware import Gate
@@ -79,23 +80,16 @@ def _invalid(errors: Sequence[Mapping[str, Any]]) -> Invalid:
     if error["type"] == "json_invalid":
         return Invalid(f"the body is not valid JSON: {error.get('ctx', {}).get('error', text)}", None, "invalid_json")
     if error["type"] == "field":
-        path = _path([*location, error["ctx"]["field"]])
+        path = written([*location, error["ctx"]["field"]])
         return Invalid(f"{path} {text}", path)
     if not location:
         return Invalid("the body must be a JSON object, sent with Content-Type: application/json", None)
-    path = _path(location)
+    path = written(location)
     if error["type"] == "missing":
         return Invalid(f"{path} is required", path, "missing_field")
     if error["type"] == "extra_forbidden":
         return Invalid(f"{path} is not a known field; leave it out", path, "unknown_field")
     return Invalid(f"{path} cannot be {_shown(error['input'])}: {text[0].lower()}{text[1:]}", path)
-
-
-def _path(location: Sequence[str | int]) -> str:
-    path = ""
-    for part in location:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
-    return path
 
 
 def _shown(value: object) -> str:

@@ -1,4 +1,4 @@
-"""The bodies of requests, as OpenAI defines them: every field is served, refused by name, or unknown.
+"""The bodies of requests, as OpenAI defines them: every field is served, refused by name, or ignored.
 
 Knows nothing about the loaded model: what depends on its limits, `generation` checks.
 """
@@ -13,10 +13,11 @@ from pydantic_core import PydanticCustomError
 
 from pilotfish_engine.contract.speculation import EnvelopeUpdate
 from pilotfish_engine.messages import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKENS, Grammar
+from pilotfish_engine.server.body import Body
 from pilotfish_engine.server.conversation import MAX_TOOLS, Message, NamedTool, Tool, ToolChoice, check_tools
 from pilotfish_engine.server.structure import ResponseFormat, StructuredOutputs
-from pilotfish_engine.server.text import Body, JsonObject, Text, well_formed
-from pilotfish_engine.server.unserved import IN_REQUESTS, without_unserved
+from pilotfish_engine.server.text import JsonObject, Text, well_formed
+from pilotfish_engine.server.unserved import IN_CHATS, IN_COMPLETIONS
 
 MAX_CHOICES = 128  # prompts times n of one request
 MAX_STOPS = 4
@@ -26,6 +27,7 @@ MAX_THRESHOLD = 1 << 20  # as on the command line
 
 _TOKEN_KEY = r"^(0|[1-9][0-9]{0,8})$"
 
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
@@ -88,8 +90,12 @@ Bias = Annotated[
 
 
 class StreamOptions(Body):
+    """continuous_usage_stats: usage so far in every chunk. include_obfuscation: chunks are filled up, so that their
+    sizes do not tell what is in them."""
+
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class Sampling(Body):
@@ -135,11 +141,6 @@ class Generate(Sampling):
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     response_format: ResponseFormat | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unserved(cls, body: Any) -> Any:
-        return without_unserved(body, IN_REQUESTS)
-
     @model_validator(mode="after")
     def _fields_fit_each_other(self) -> Self:
         if self.structured_outputs is not None and self.answer_format is not None:
@@ -164,6 +165,8 @@ class Generate(Sampling):
 class ChatRequest(Generate):
     """chat_template_kwargs: variables for the chat template, such as enable_thinking."""
 
+    unserved = IN_CHATS
+
     messages: list[Message] = Field(min_length=1, max_length=4096)
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
     logprobs: bool | None = None
@@ -171,6 +174,7 @@ class ChatRequest(Generate):
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
     chat_template_kwargs: JsonObject | None = None
 
     @model_validator(mode="after")
@@ -183,6 +187,13 @@ class ChatRequest(Generate):
         if self.offered_tools and self.choice != "auto" and self.answer_format is not None:
             raise _wrong("response_format", "excludes a call that is required; tool_choice 'auto' would work")
         return self
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """Of the chat template: what the client says, else the effort."""
+        effort = self.reasoning_effort
+        said: dict[str, Any] = {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
+        return ({} if effort is None else said) | (self.chat_template_kwargs or {})
 
     @property
     def choice(self) -> Literal["none", "auto", "required"] | NamedTool:
@@ -199,6 +210,8 @@ class ChatRequest(Generate):
 
 class CompletionRequest(Generate):
     """best_of: as many as n, for the best of more would have to be found among hidden ones."""
+
+    unserved = IN_COMPLETIONS
 
     prompt: Prompts
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)

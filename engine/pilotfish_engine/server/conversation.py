@@ -8,37 +8,52 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, model_validator
+from pydantic import Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from pilotfish_engine.server.text import Body, JsonObject, Text, why_no_json
-from pilotfish_engine.server.unserved import IN_MESSAGES, without_unserved
+from pilotfish_engine.server.body import Body
+from pilotfish_engine.server.text import JsonObject, Text, well_formed, why_no_json
+from pilotfish_engine.server.unserved import IN_MESSAGES
 
 MAX_TOOLS = 128
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
-def _text_of(value: Any) -> Any:
-    """A message's content: a text, or a list of text parts, which are joined."""
+class TextPart(Body):
+    type: Literal["text"]
+    text: Text
+
+
+class RefusalPart(Body):
+    """What an assistant said when it would not answer."""
+
+    type: Literal["refusal"]
+    refusal: Text
+
+
+def _content(value: Any) -> Any:
+    """A text, or the parts of one."""
+    if value is None or isinstance(value, str):
+        return value if value is None else well_formed(value)
     if not isinstance(value, list):
-        return value
+        raise PydanticCustomError("content", "a text or a list of parts of type text would work")
+    parts: list[TextPart | RefusalPart] = []
     for part in value:
-        if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
+        refusal = isinstance(part, dict) and part.get("type") == "refusal"
+        try:
+            parts.append((RefusalPart if refusal else TextPart).model_validate(part))
+        except ValueError:
             raise PydanticCustomError(
                 "parts", "only parts of type text are served, such as {{'type': 'text', 'text': …}}"
-            )
-    return "".join(part["text"] for part in value)
+            ) from None
+    return parts
 
 
-class TextPart(BaseModel):
-    """As a client sends it; other fields are left unread."""
-
-    type: Literal["text"]
-    text: str
-
-
-Content = Annotated[Text | None, BeforeValidator(_text_of, json_schema_input_type=str | list[TextPart] | None)]
+Parts = list[TextPart | RefusalPart]
+Content = Annotated[
+    str | Parts | None, PlainValidator(_content, json_schema_input_type=str | list[TextPart] | list[RefusalPart] | None)
+]
 
 
 class CalledFunction(Body):
@@ -67,20 +82,20 @@ class ToolCall(Body):
 
 
 class Message(Body):
+    """refusal: what an assistant said instead of content."""
+
+    unserved = IN_MESSAGES
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = None
+    refusal: Text | None = None
     name: Text | None = None
     tool_calls: list[ToolCall] | None = Field(None, max_length=MAX_TOOLS)
     tool_call_id: Text | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unserved(cls, body: Any) -> Any:
-        return without_unserved(body, IN_MESSAGES)
-
     @model_validator(mode="after")
     def _fields_fit_the_role(self) -> Self:
-        if self.content is None and not self.tool_calls:
+        if self.text is None and not self.tool_calls:
             raise _wrong("content", "is required; only an assistant's message with tool_calls goes without")
         if self.tool_calls and self.role != "assistant":
             raise _wrong("tool_calls", f"belong to the role assistant, not {self.role}")
@@ -88,11 +103,18 @@ class Message(Body):
             raise _wrong("tool_call_id", "is required with the role tool, and belongs to no other")
         return self
 
+    @property
+    def text(self) -> str | None:
+        """The content, its parts joined; without any, an assistant's refusal."""
+        if isinstance(self.content, list):
+            return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in self.content)
+        return self.refusal if self.content is None and self.role == "assistant" else self.content
+
     def for_template(self) -> dict[str, Any]:
         """As `transformers` gives it to templates: arguments are objects, and the role developer has its old name."""
         shown: dict[str, Any] = {
             "role": "system" if self.role == "developer" else self.role,
-            "content": self.content or "",
+            "content": self.text or "",
         }
         if self.tool_calls:
             shown["tool_calls"] = [

@@ -29,6 +29,7 @@ class Metrics:
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests served")
         self.cached_tokens = self._counter("cached_tokens", "Of these, tokens found in the prefix cache")
         self.generated_tokens = self._counter("generated_tokens", "Tokens of answers")
+        self.ignored_fields = self._counter("ignored_fields", "Fields of requests that changed nothing", "field")
         self.first_token = self._histogram("time_to_first_token_seconds", "From request to first token", _SECONDS)
         self.inter_token = self._histogram("inter_token_seconds", "Between tokens of one answer", _TOKEN_SECONDS)
         self.end_to_end = self._histogram("request_seconds", "From request to last token", _SECONDS)

@@ -1,4 +1,5 @@
-"""What every request passes before a route sees it: a request id, the API key, and a bound on its body.
+"""What every request passes before a route sees it: a request id, the API key, and a bound on its body; and what
+every answer says of its request.
 
 Plain ASGI, so that streaming and disconnects go through untouched. Outermost: its errors are OpenAI's too.
 """
@@ -61,7 +62,10 @@ class Gate:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                answered = MutableHeaders(scope=message)
+                answered["x-request-id"] = request_id
+                if ignored := scope["state"].get("ignored_fields"):
+                    answered["x-ignored-fields"] = ignored
                 if message["status"] >= 400:
                     self._refused(message["status"])
             await send(message)

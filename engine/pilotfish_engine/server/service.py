@@ -12,12 +12,14 @@ from typing import Any
 
 from pilotfish_engine.config import EngineConfig
 from pilotfish_engine.messages import CoreReady
+from pilotfish_engine.server.body import Body, header
 from pilotfish_engine.server.conversation import Message, Tool
 from pilotfish_engine.server.failures import ApiError, Invalid, Unavailable
 from pilotfish_engine.server.generation import check_prompt, too_long
 from pilotfish_engine.server.link import Link
 from pilotfish_engine.server.metrics import Metrics
 from pilotfish_engine.server.rendering import Renderer
+from pilotfish_engine.server.unserved import OFTEN_IGNORED
 from pilotfish_engine.source import default_name
 from pilotfish_engine.tokenizer import TemplateError, Tokenizer
 
@@ -85,6 +87,14 @@ class Service:
             raise ApiError(
                 404, f"the model {name!r} is not served here; {self.name!r} is", param="model", code="model_not_found"
             )
+
+    def ignored(self, body: Body) -> str:
+        """The fields of a request that change nothing, counted, as its answer's header names them."""
+        paths = list(body.ignored())
+        for path in paths:
+            name = str(path[-1])
+            self.metrics.ignored_fields.labels(name if name in OFTEN_IGNORED else "other").inc()
+        return header(paths)
 
     def context(self) -> int:
         """Tokens that one prompt and its answer may have together."""

@@ -13,7 +13,8 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from pilotfish_engine.messages import Grammar
-from pilotfish_engine.server.text import Body, JsonObject, Text
+from pilotfish_engine.server.body import Body
+from pilotfish_engine.server.text import JsonObject, Text
 
 MAX_CHOICES = 1024
 

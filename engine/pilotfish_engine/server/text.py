@@ -8,16 +8,10 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
 MAX_NESTING = 100  # objects and lists within each other
-
-
-class Body(BaseModel):
-    """What a client sends: a field is known or refused, and 5 is not "5"."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 def well_formed(text: str) -> str:

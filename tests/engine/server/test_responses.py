@@ -229,7 +229,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"max_output_tokens": 0}, "max_output_tokens", "greater than or equal to 1"),
     ({"top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
     ({"include": ["x"]}, "include[0]", "'message.output_text.logprobs'"),
-    ({"text": {"verbosity": "low"}}, "text.verbosity", "'medium'"),
     ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema", "is required"),
     ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "'low'"),
     ({"reasoning": {"mode": "pro"}}, "reasoning.mode", "'standard'"),

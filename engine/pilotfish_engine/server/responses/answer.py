@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 
 from pilotfish_engine.messages import FinishReason
+from pilotfish_engine.server.body import Body
 from pilotfish_engine.server.delivery import Pieces
 from pilotfish_engine.server.failures import ApiError
 from pilotfish_engine.server.generation import Generation, Piece, Usage
 from pilotfish_engine.server.responses.output import Output
 from pilotfish_engine.server.responses.request import ResponsesRequest
 from pilotfish_engine.server.streaming import Event
-from pilotfish_engine.server.text import Body
 
 Json = dict[str, Any]
 

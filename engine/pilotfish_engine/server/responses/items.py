@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from pilotfish_engine.server.body import Body, Unserved
 from pilotfish_engine.server.conversation import MAX_TOOLS, CalledFunction, Message, ToolCall
-from pilotfish_engine.server.text import Body, Text
+from pilotfish_engine.server.text import Text
 
 MAX_ITEMS = 4095  # with the instructions they are as many messages as a chat may have
 
@@ -59,7 +60,7 @@ _NEEDED = {
 class Item(Body):
     """A message (whose type may be left out), a call of a function, its output, or reasoning that is handed back."""
 
-    model_config = ConfigDict(extra="ignore")
+    unserved = Unserved(silent=frozenset({"id", "status", "summary", "encrypted_content", "phase"}))
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None

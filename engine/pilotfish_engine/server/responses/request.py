@@ -12,7 +12,8 @@ from pydantic import Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from pilotfish_engine.messages import MAX_LOGPROBS
-from pilotfish_engine.server.bodies import MAX_TOKENS, ChatRequest, Sampling
+from pilotfish_engine.server.bodies import MAX_TOKENS, ChatRequest, ReasoningEffort, Sampling
+from pilotfish_engine.server.body import Body, Unserved, Values
 from pilotfish_engine.server.conversation import (
     MAX_TOOLS,
     Function,
@@ -25,12 +26,12 @@ from pilotfish_engine.server.conversation import (
 from pilotfish_engine.server.conversation import FunctionChoice as ChatChoice
 from pilotfish_engine.server.responses.items import Input, as_messages
 from pilotfish_engine.server.structure import JsonSchema, ResponseFormat
-from pilotfish_engine.server.text import Body, JsonObject, Text
-from pilotfish_engine.server.unserved import IN_REQUESTS, without_unserved
+from pilotfish_engine.server.text import JsonObject, Text
+from pilotfish_engine.server.unserved import IN_CHATS
 
 _NOTHING = (None,)
-_UNSERVED: Mapping[str, tuple[Any, ...]] = {
-    **{field: values for field, values in IN_REQUESTS.items() if field != "store"},
+_CHANGES_ANSWERS: Values = {
+    **{field: values for field, values in IN_CHATS.refused.items() if field != "max_output_tokens"},
     "background": (None, False),
     "background_options": _NOTHING,
     "context_management": (None, []),
@@ -42,10 +43,12 @@ _UNSERVED: Mapping[str, tuple[Any, ...]] = {
     "n": (None, 1),
     "previous_response_id": _NOTHING,
     "prompt": _NOTHING,
+    "reasoning_effort": _NOTHING,
     "response_format": _NOTHING,
 }
 _KEPT_NOWHERE = "no response is stored here, and the items of the conversation, sent in input, would work"
 _INSTEAD: Mapping[str, str] = {
+    **IN_CHATS.instead,
     "background": "no response is stored here, and stream: true would work",
     "conversation": _KEPT_NOWHERE,
     "logprobs": "include with 'message.output_text.logprobs' would work",
@@ -56,7 +59,6 @@ _INSTEAD: Mapping[str, str] = {
     "prompt": "no prompt is stored here, and instructions would work",
     "reasoning_effort": "reasoning.effort would work",
     "response_format": "text.format would work",
-    "verbosity": "text.verbosity is where it belongs",
 }
 
 
@@ -83,16 +85,15 @@ class TextFormat(Body):
 
 
 class TextConfig(Body):
-    """verbosity: a wish that this engine cannot pass on."""
+    unserved = Unserved(ignored={"verbosity": (None, "medium")})
 
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
 
 
 class Reasoning(Body):
     """effort reaches the chat template. summary: reasoning is told in full instead."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: ReasoningEffort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
     context: Literal["auto"] | None = None
@@ -172,6 +173,8 @@ class ResponsesRequest(Sampling):
     """store may be what it likes: nothing is. max_tool_calls counts calls of tools that an engine has itself, and this
     one has none. truncation: an input that does not fit is refused."""
 
+    unserved = Unserved(_CHANGES_ANSWERS, IN_CHATS.ignored, _INSTEAD)
+
     input: Input
     instructions: Text | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
@@ -186,11 +189,6 @@ class ResponsesRequest(Sampling):
     truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
     chat_template_kwargs: JsonObject | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unserved(cls, body: Any) -> Any:
-        return without_unserved(body, _UNSERVED, _INSTEAD)
 
     @model_validator(mode="after")
     def _fields_fit_each_other(self) -> Self:
@@ -233,7 +231,8 @@ class ResponsesRequest(Sampling):
             tools=self._chat_tools() or None,
             tool_choice=choice,
             parallel_tool_calls=self.parallel_tool_calls,
-            chat_template_kwargs=self._variables(),
+            reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
+            chat_template_kwargs=self.chat_template_kwargs,
         )
 
     def _offers_tools(self) -> bool:
@@ -251,12 +250,6 @@ class ResponsesRequest(Sampling):
         if isinstance(choice, AllowedTools):
             return choice.mode
         return _named(choice.name) if isinstance(choice, FunctionChoice) else choice
-
-    def _variables(self) -> dict[str, Any]:
-        """Of the chat template: what the client says, else the effort."""
-        effort = None if self.reasoning is None else self.reasoning.effort
-        said: dict[str, Any] = {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
-        return ({} if effort is None else said) | (self.chat_template_kwargs or {})
 
 
 def _named(name: str) -> NamedTool:

@@ -38,6 +38,7 @@ class Responses:
 
     async def respond(self, body: ResponsesRequest, request: Request) -> Response:
         service = self._service
+        request.state.ignored_fields = service.ignored(body)
         with _own_words():
             generation, calls = await start_chat(service, body.as_chat())
             tokenizer = service.loaded()[0] if body.wants_logprobs else None
