@@ -71,7 +71,7 @@ def _build(path: Path, metadata: Mapping[str, Any], name: str) -> Tokenizer:
             "a GGUF file that llama.cpp can read would work"
         )
     if model == "llama":
-        scores = metadata["ggml.scores"]
+        scores = metadata.get("ggml.scores", [0.0] * len(tokens))
         if len(scores) < len(tokens):
             raise CheckpointError(f"{path}: {len(scores)} of its {len(tokens)} tokens have a score; give a whole file")
         backend = sentencepiece_backend(tokens, scores, kinds, prefix=metadata.get("ggml.add_space_prefix", True))

@@ -53,8 +53,10 @@ class Tokenizer:
 
     @cached_property
     def longest_piece(self) -> int:
-        """Bytes; so no text of more than this times n characters fits into n tokens."""
-        return max(map(len, self.pieces))
+        """Bytes, in which special tokens have their names; so no text of more than this times n characters fits into n
+        tokens."""
+        names = (token.content.encode() for token in self.backend.get_added_tokens_decoder().values())
+        return max(len(piece) for piece in (*self.pieces, *names))
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Special tokens written in the text are recognised. add_special_tokens: what the checkpoint puts around a

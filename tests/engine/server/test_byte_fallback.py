@@ -20,6 +20,8 @@ from tests.engine.server.serving import NAME, Engine, free_port, launched
 from tests.engine.tokenizer.families import save_folder
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}[INST] {{ m.content }} [/INST]{% endfor %}"
+WITH_TOOLS = "{{ bos_token }}{{ tools | tojson }}" + TEMPLATE.removeprefix("{{ bos_token }}")
+TOOLS = [{"type": "function", "function": {"name": "meteo", "description": "Météo", "parameters": {"type": "object"}}}]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("config.json", "generation_config.json"):
         content = json.loads((folder / name).read_text()) | {"bos_token_id": 1, "eos_token_id": 2}
         (folder / name).write_text(json.dumps(content))
-    settings = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE}
+    named = [{"name": "default", "template": TEMPLATE}, {"name": "tool_use", "template": WITH_TOOLS}]
+    settings = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": named}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
 
@@ -139,6 +142,9 @@ def test_a_prompt_begins_once(served: Engine, tokenizer: Tokenizer) -> None:
             tokens = client.post("/tokenize", json={"model": NAME, **body}).json()["tokens"]
             assert tokens.count(1) == 1
             assert tokens[0] == 1
+        body = {"model": NAME, "messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}
+        tokens = client.post("/tokenize", json=body).json()["tokens"]
+        assert tokens == tokenizer.encode("<s>" + json.dumps(TOOLS, ensure_ascii=False) + "[INST] hi [/INST]")
         text = "  你好 ሰላም\n x"
         tokens = client.post("/tokenize", json={"model": NAME, "prompt": text}).json()["tokens"]
         assert client.post("/detokenize", json={"model": NAME, "tokens": tokens}).json()["prompt"] == text

@@ -7,17 +7,26 @@ keep, and splits GPT-4o's words as GPT-2 did.
 
 from __future__ import annotations
 
+import json
 import random
 import unicodedata
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import (
+    AutoTokenizer,
+    GemmaTokenizer,
+    GPT2Tokenizer,
+    LlamaTokenizer,
+    PreTrainedTokenizerFast,
+    Qwen2Tokenizer,
+)
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
 from pilotfish_engine.tokenizer import Detokenizer, StopStrings, Tokenizer, load
@@ -67,6 +76,23 @@ def test_texts_encode_and_decode_as_the_reference_does(folder: Path) -> None:
             parts = streamed(own, token_ids)
             assert "".join(parts) == whole
             assert not any("\ufffd" in part for part in parts) or "\ufffd" in given_text
+
+
+@pytest.mark.parametrize("kind", [LlamaTokenizer, GemmaTokenizer, Qwen2Tokenizer, GPT2Tokenizer])
+def test_folders_that_the_reference_saves_are_read_as_it_does(tmp_path: Path, kind: Any) -> None:
+    """Its own classes, with what they put around a prompt."""
+    name = {"LlamaTokenizer": "llama-2", "GemmaTokenizer": "gemma-3", "Qwen2Tokenizer": "qwen-3"}.get(
+        kind.__name__, "gpt-2"
+    )
+    model = json.loads(FAMILIES[name].make().to_str())["model"]
+    kind(vocab=model["vocab"], merges=[tuple(merge) for merge in model["merges"]]).save_pretrained(tmp_path)
+    own, other = load(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    for text in texts():
+        for framed in (True, False):
+            token_ids = other.encode(text, add_special_tokens=framed)
+            assert own.encode(text, add_special_tokens=framed) == token_ids
+            assert own.decode(token_ids) == other.decode(token_ids, skip_special_tokens=True)
+    assert own.eos_token_ids == {other.eos_token_id}
 
 
 @pytest.mark.parametrize("name", IN_FILES)

@@ -170,6 +170,11 @@ def test_missing_keys_mean_what_llama_cpp_takes_them_for(tmp_path: Path) -> None
     assert begins.encode("", add_special_tokens=True) == [begins.backend.token_to_id("<s>")]
 
 
+def test_a_text_of_special_tokens_is_no_longer_than_it_says(tmp_path: Path) -> None:
+    made = load(save_gguf("tekken", tmp_path / "m.gguf"))
+    assert len("[TOOL_CALLS]" * 50) <= made.longest_piece * len(made.encode("[TOOL_CALLS]" * 50))
+
+
 def test_a_file_can_begin_and_end_prompts(tmp_path: Path) -> None:
     for flags, framed in (
         ({"add_bos_token": False}, []),
