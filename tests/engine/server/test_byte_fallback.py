@@ -142,8 +142,8 @@ def test_a_prompt_begins_once(served: Engine, tokenizer: Tokenizer) -> None:
             tokens = client.post("/tokenize", json={"model": NAME, **body}).json()["tokens"]
             assert tokens.count(1) == 1
             assert tokens[0] == 1
-        body = {"model": NAME, "messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}
-        tokens = client.post("/tokenize", json=body).json()["tokens"]
+        asked = {"model": NAME, "messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}
+        tokens = client.post("/tokenize", json=asked).json()["tokens"]
         assert tokens == tokenizer.encode("<s>" + json.dumps(TOOLS, ensure_ascii=False) + "[INST] hi [/INST]")
         text = "  你好 ሰላም\n x"
         tokens = client.post("/tokenize", json={"model": NAME, "prompt": text}).json()["tokens"]
