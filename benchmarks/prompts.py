@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+from pathlib import Path
 
 from pilotfish_engine.bench.datasets import chat as chat
 from pilotfish_engine.bench.datasets import code as code
 from pilotfish_engine.bench.datasets import folder, lines
 from pilotfish_engine.bench.datasets import sums as sums
+
+
+def daily(count: int) -> list[str]:
+    """Requests of everyday use, at most 40, written for these benchmarks: no draft is trained on them."""
+    return Path(__file__).with_name("everyday.txt").read_text(encoding="utf-8").splitlines()[:count]
 
 
 def answered() -> dict[str, list[tuple[str, str]]]:

@@ -1,6 +1,6 @@
-"""What is asked: tokens of MT-bench, HumanEval and GSM8K prompts, out of installed packages or out of a file.
+"""What is asked: tokens of MT-bench, everyday, HumanEval and GSM8K prompts, out of installed packages or of a file.
 
-The file is for machines without the packages: {"chat": [[ids…]…], "code": …, "sums": …, "corpus": [texts…]}.
+The file is for machines without the packages: {"chat": [[ids…]…], "daily": …, "code": …, "sums": …, "corpus": [text…]}.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pilotfish_engine.errors import UsageError
 from pilotfish_engine.source import resolve
 from pilotfish_engine.tokenizer import load
 
-KINDS = {"chat": "MT-bench", "code": "HumanEval", "sums": "GSM8K"}
+KINDS = {"chat": "MT-bench", "daily": "everyday", "code": "HumanEval", "sums": "GSM8K"}
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Asked:
-    """by_kind: token ids of each prompt. corpus: answers to other questions of the same three, texts."""
+    """by_kind: token ids of each prompt. corpus: answers to other questions of the same sets, texts."""
 
     by_kind: dict[str, list[list[int]]]
     corpus: list[str]
@@ -51,7 +51,7 @@ def installed(target: str, count: int) -> Asked:
     from benchmarks import prompts  # only here: a prompt file does without the packages
 
     tokenizer = load(resolve(target))
-    texts = {"chat": prompts.chat(count), "code": prompts.code(count), "sums": prompts.sums(count)}
+    texts = {kind: getattr(prompts, kind)(count) for kind in KINDS}
     by_kind = {
         kind: [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in found]
         for kind, found in texts.items()

@@ -1,5 +1,5 @@
 """The engine's kernels: `rms_norm`, `add_rms_norm`, `rope_and_write`, `silu_and_mul`, `gelu_and_mul`,
-`paged_attention`, `linear`, `top_log_probs`.
+`paged_attention`, `linear`, `match_rows`, `top_log_probs`.
 
 Each call goes to the backend of its first tensor's device and dtype: C++ on a CPU in float32 and bfloat16, Triton on a
 CUDA device in those and float16, else the plain-torch twin in `reference`, where the contracts stand. A backend hands
@@ -23,6 +23,7 @@ __all__ = [
     "add_rms_norm",
     "gelu_and_mul",
     "linear",
+    "match_rows",
     "paged_attention",
     "rms_norm",
     "rope_and_write",
@@ -48,6 +49,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtype: tor
 
 def top_log_probs(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return _backend(x).top_log_probs(x, k)  # type: ignore[no-any-return]
+
+
+def match_rows(logits: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
+    return _backend(logits).match_rows(logits, wanted, weights)  # type: ignore[no-any-return]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pilotfish_engine.kernels import reference
+from pilotfish_engine.kernels.reference import match_rows as match_rows
 from pilotfish_engine.kernels.reference import top_log_probs as top_log_probs
 from pilotfish_engine.worker.inputs import ForwardInputs
 

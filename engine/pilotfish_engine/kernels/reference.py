@@ -64,6 +64,16 @@ def top_log_probs(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return best - x.logsumexp(dim=1, keepdim=True), places
 
 
+def match_rows(logits: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
+    """Cross-entropy of each row of logits [N, V] with the shares wanted [N, V], times its weight float32 [N] → float32
+    [N]. The gradient of their sum is left in place of the logits. Shares need not add up to 1."""
+    wide, shares = _wide(logits), _wide(wanted)
+    log_total, mass = wide.logsumexp(dim=1, keepdim=True), shares.sum(dim=1, keepdim=True)
+    losses = weights * (mass * log_total - (shares * wide).sum(dim=1, keepdim=True)).squeeze(1)
+    logits.copy_(weights.unsqueeze(1) * (mass * (wide - log_total).exp() - shares))
+    return losses
+
+
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """gate_up [N, 2F] → silu(first half) · second half, [N, F]."""
     gate, up = _wide(gate_up).chunk(2, dim=-1)

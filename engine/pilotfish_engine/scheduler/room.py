@@ -6,7 +6,7 @@ that it need not be sent back soon. Knows what a request holds and nothing of ro
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from pilotfish_engine.kv.pages import PagePool
 from pilotfish_engine.kv.prefix import PrefixCache
@@ -34,14 +34,13 @@ class Room:
     def too_large(self, request: Request) -> str:
         return too_large(len(request.token_ids), self.pool.num_pages * self._page_size)
 
-    def enter(self, request: Request, running: Iterable[Request]) -> bool:
+    def enter(self, request: Request, running: Sequence[Request]) -> bool:
         """Gives the request its pages, those of a cached prefix first, and says in computed_len how much they hold
         already. False, and nothing has changed: it must wait until others have gone."""
         found = [] if request.scores_prompt else self.prefix.match(request.token_ids, len(request.token_ids) - 1)
         wanted = self._wanted(request) - len(found)
         spare = self.pool.num_free + self.prefix.num_evictable - wanted
-        others = [self._outlook(other, len(other.pages) - other.found_pages) for other in running]
-        enough = not others or spare >= peak_growth([*others, self._outlook(request, wanted)])
+        enough = self._ample(len(running) + 1) or self._lasts(spare, request, wanted, running)
         fresh = self.take(wanted) if enough else None
         if fresh is None:
             self.pool.release(found)
@@ -52,6 +51,15 @@ class Room:
             request.cached_tokens = request.computed_len
         request.admissions += 1
         return True
+
+    def _ample(self, requests: int) -> bool:
+        """Whether so many have room together even as the longest that there may be; then `_lasts` holds."""
+        longest = pages_for(self._worker.limits.max_model_len + self._worker.reserve_tokens, self._page_size)
+        return requests * longest <= self.pool.num_pages
+
+    def _lasts(self, spare: int, request: Request, wanted: int, running: Sequence[Request]) -> bool:
+        others = [self._outlook(other, len(other.pages) - other.found_pages) for other in running]
+        return not others or spare >= peak_growth([*others, self._outlook(request, wanted)])
 
     def missing(self, request: Request, reserve: int) -> int:
         """Pages that a running request lacks for so many rows from its last known token's row on."""

@@ -21,7 +21,8 @@ from pilotfish_engine.messages import SamplingParams, Submit
 from pilotfish_engine.train.prompts import Prompt
 from pilotfish_engine.train.sequences import Answered
 
-TEMPERATURES = (0.0, 0.7, 0.0, 1.0)  # of one prompt after the other
+TEMPERATURES = (0.0, 0.0, 0.7, 0.0, 0.0, 1.0)  # of one prompt after the other
+WAVE = 0.25  # of the engine's room: so much is free when prompts go in, so that few passes are of prompts
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ def generate(
     waiting = list(reversed(prompts))
     running: dict[str, tuple[Prompt, Answer]] = {}
     while waiting or running:
-        while waiting and len(running) < 2 * limits.max_running_requests:
+        room = limits.max_running_requests - len(running)
+        for _ in range(min(room, len(waiting)) if room >= WAVE * limits.max_running_requests else 0):
             prompt, temperature = waiting.pop()
             most = min(max_tokens, limits.max_model_len - len(prompt.token_ids))
             params = SamplingParams(max_tokens=most, temperature=temperature, seed=seed + prompt.line)

@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pilotfish_engine import kernels
 from pilotfish_engine.train.head import TrainedHead
 from pilotfish_engine.train.sequences import Answered, SequenceBatch, collate, plan
 from pilotfish_engine.train.teacher import Teacher
@@ -33,6 +35,27 @@ class HeldOut:
     acceptance_length: float
 
 
+class _Match(torch.autograd.Function):
+    """The gradients are made with the loss, so that no logits are kept until the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, says: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
+        logits = rows @ says.T
+        losses = kernels.match_rows(logits, wanted, weights)
+        ctx.save_for_backward(logits @ says, logits.T @ rows)
+        return losses.sum()
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        of_rows, of_says = ctx.saved_tensors
+        return of_rows * slope, of_says * slope, None, None
+
+
+def _matched(rows: Tensor, says: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
+    """Of rows [M, H], and output weights [V, H], the cross-entropy with `wanted` [M, V], weighted and added up."""
+    return _Match.apply(rows, says, wanted, weights)  # type: ignore[no-any-return]
+
+
 class Lesson:
     """head beside its target. embedding: the target's. steps: of training-time test."""
 
@@ -46,20 +69,22 @@ class Lesson:
             (lambda: torch.autocast(embedding.device.type, torch.bfloat16)) if coarse else nullcontext
         )
 
-    def loss(self, batch: SequenceBatch, places: int) -> Tensor:
+    def loss(self, batch: SequenceBatch, places: int, read: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """A scalar to differentiate, per place. places: of the whole batch, of which `batch` may be a part; the losses
-        of its parts add up to its own."""
-        hidden, features = self.teacher.read(batch.tokens)
+        of its parts add up to its own. read: what the teacher reads of the batch, where that is known."""
+        hidden, features = read or self.teacher.read(batch.tokens)
         # row i + s is of the token that root i drafts at step s
         wanted = functional.pad(self.teacher.probabilities(hidden[batch.roots + 1]), (0, 0, 0, self.steps))
-        total = hidden.new_zeros((), dtype=torch.float32)
         weights = [DECAY**step for step in range(self.steps)]
+        each = 1 / (places * sum(weights))
+        total = hidden.new_zeros((), dtype=torch.float32)
+        says = self.head.lm_head.weight.to(wanted.dtype)
         with self._precision():
             for step, (out, weight) in enumerate(zip(self._unrolled(batch, features), weights, strict=True)):
-                logits = self.head.lm_head(out.flatten(0, 1)[batch.roots]).float()
-                part = functional.cross_entropy(logits, wanted[step : step + len(logits)].float(), reduction="none")
-                total = total + weight * part.masked_fill(batch.left <= step, 0).sum()
-        return total / (places * sum(weights))
+                rows = out.flatten(0, 1)[batch.roots].to(wanted.dtype)
+                counts = (batch.left > step).float() * (weight * each)
+                total = total + _matched(rows, says, wanted[step : step + len(rows)], counts)
+        return total
 
     def _unrolled(self, batch: SequenceBatch, features: Tensor) -> Sequence[Tensor]:
         return list(self.head.unroll(features, batch.tokens, self.embedding, self.steps))

@@ -12,7 +12,8 @@ import torch
 
 from pilotfish_engine.config import CapacityConfig, EngineConfig, ModelConfig, SpeculationConfig
 from pilotfish_engine.contract.speculation import CostProfile
-from pilotfish_engine.engine import assemble, resolve_dtype, schedule
+from pilotfish_engine.core import Core
+from pilotfish_engine.engine import SLACK, assemble, resolve_dtype, schedule
 from pilotfish_engine.errors import UsageError
 from pilotfish_engine.model.decoder import Decoder
 from pilotfish_engine.model.loading import load, read_shape
@@ -72,13 +73,11 @@ def survey(settings: TrainSettings, rank: int = 0) -> Subject:
     return Subject(path, device, dtype, aux_layers, sizes, len(prompts), apart, others, skipped)
 
 
-def answering(
-    settings: TrainSettings, asked: Sequence[tuple[Prompt, float]]
-) -> tuple[Decoder, Iterator[tuple[Prompt, Answer]]]:
-    """The target, and its answers, which it writes as they are taken."""
+def engine(settings: TrainSettings) -> tuple[Decoder, Core]:
+    """The target as it answers, without a draft, and its loop."""
     capacity = CapacityConfig(
         max_running_requests=settings.max_running_requests,
-        kv_tokens=settings.max_running_requests * settings.max_length,
+        kv_tokens=settings.max_running_requests * (settings.max_length + SLACK),  # all have room as the longest
         chunk_size=CHUNK,
     )
     config = EngineConfig(
@@ -87,8 +86,15 @@ def answering(
         capacity=capacity,
     )
     parts = assemble(config, CostProfile(verify_ms=((1, 1.0),)))
-    core = schedule(config, parts, parts.worker)
-    return parts.step.target, generate(core, asked, settings.answer_tokens, settings.seed, settings.generate_seconds)
+    return parts.step.target, schedule(config, parts, parts.worker)
+
+
+def answering(
+    settings: TrainSettings, asked: Sequence[tuple[Prompt, float]]
+) -> tuple[Decoder, Iterator[tuple[Prompt, Answer]]]:
+    """The target, and its answers, which it writes as they are taken."""
+    target, core = engine(settings)
+    return target, generate(core, asked, settings.answer_tokens, settings.seed, settings.generate_seconds)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from pilotfish_engine.model.parallel import Ranks
 from pilotfish_engine.train.learning import Lesson
+from pilotfish_engine.train.memory import remembering
 from pilotfish_engine.train.sequences import Answered, collate, plan
 from pilotfish_engine.train.settings import TrainSettings
 
@@ -41,6 +42,7 @@ class Steps:
         self._device = device
         self._lengths = [len(one.token_ids) for one in taught]
         self._epoch = (-1, list[list[int]]())
+        self._memory = remembering(lesson.teacher, self._lengths, device)
         self.per_epoch = len(self._batches_of(0))
 
     def agree(self) -> None:
@@ -68,7 +70,9 @@ class Steps:
         mine = numbers if ranks is None else numbers[ranks.rank :: ranks.size]
         loss = torch.zeros((), device=self._device)
         if mine:
-            share = self._lesson.loss(collate([self._taught[number] for number in mine]).to(self._device), places)
+            batch = collate([self._taught[number] for number in mine]).to(self._device)
+            read = None if self._memory is None else self._memory.read(mine, batch.tokens)
+            share = self._lesson.loss(batch, places, read)
             share.backward()  # type: ignore[no-untyped-call]
             loss = share.detach()
         if ranks is None:

@@ -60,6 +60,15 @@ class Teacher:
     def shape(self) -> ModelShape:
         return self._decoder.shape
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._decoder.dtype
+
+    @property
+    def width(self) -> int:
+        """Numbers that `read` returns of a token."""
+        return self.shape.hidden_size * (1 + len(self.aux_layers))
+
     @torch.inference_mode()
     def _pass(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         batch, length = tokens.shape

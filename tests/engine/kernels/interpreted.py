@@ -70,6 +70,18 @@ def test_the_best_of_each_row(rows: int, length: int, k: int) -> None:
     assert bool(((found >= 0) & (found < length)).all())
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "length"), [(1, 1), (3, 70), (2, 9000), (0, 64)])
+def test_matched_rows(dtype: torch.dtype, rows: int, length: int) -> None:
+    logits, wanted = 5 * noise(rows, length, dtype=dtype), noise(rows, length, dtype=dtype, seed=1).abs() / length
+    weights = torch.arange(rows, dtype=torch.float32)  # of the first: none
+    exact = logits.double()
+    expected = reference.match_rows(exact, wanted.double(), weights.double())
+    close(cuda.match_rows(logits, wanted, weights), expected)
+    close(logits, exact)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("tokens", "heads", "kv_heads", "dim"), [(1, 9, 3, 64), (7, 4, 4, 16), (5, 8, 1, 128), (3, 0, 3, 80)]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish_engine.scheduler.answer_lengths import FIRST_GUESS, KEPT, AnswerLengths
 from pilotfish_engine.scheduler.policy import Outlook, peak_growth
+from pilotfish_engine.scheduler.room import Room
 from pilotfish_engine.scheduler.scheduler import Scheduler
 from pilotfish_engine.types import WorkerLimits
 from tests.engine.scheduler.counting_worker import Counting, answer, drain, prompt_of, submit, tokens
@@ -103,3 +106,23 @@ def test_a_prefix_in_use_stays_while_others_give_way():
         cached.append(outputs["same"][-1].cached_tokens)
     assert cached == [0] + [12] * 11
     assert 2 * TIGHT.num_pages * TIGHT.page_size < 12 * 60
+
+
+def test_where_there_is_room_for_the_longest_what_is_to_come_need_not_be_asked(monkeypatch):
+    """Whenever the short answer is yes, the long one is too; it is asked for only where the short one is no."""
+    enter, short = Room.enter, []
+
+    def both(room, request, running):
+        wanted = room._wanted(request)
+        short.append(room._ample(len(running) + 1))
+        if short[-1]:
+            spare = room.pool.num_free + room.prefix.num_evictable - wanted
+            assert room._lasts(spare, request, wanted, running)
+        return enter(room, request, running)
+
+    monkeypatch.setattr(Room, "enter", both)
+    scheduler = Scheduler(Counting(replace(TIGHT, num_pages=256)), 64)
+    for n in range(30):
+        submit(scheduler, f"r{n}", 4 + n % 9, max_tokens=20 + 3 * n)
+    drain(scheduler)
+    assert set(short) == {True, False}

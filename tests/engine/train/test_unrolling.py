@@ -14,6 +14,8 @@ from pilotfish_engine.engine import assemble, schedule
 from pilotfish_engine.messages import SamplingParams, Submit
 from pilotfish_engine.model import Decoder, load
 from pilotfish_engine.train.head import HeadSizes, TrainedHead, initialise
+from pilotfish_engine.train.learning import _matched
+from pilotfish_engine.train.memory import Memory
 from pilotfish_engine.train.publish import publish
 from pilotfish_engine.train.sequences import Answered
 from pilotfish_engine.train.teacher import Teacher
@@ -66,6 +68,40 @@ def test_the_probabilities_are_shares_of_the_whole_vocabulary(target_folder: Pat
     hidden = torch.randn(5, HIDDEN, generator=torch.Generator().manual_seed(2))
     expected = torch.softmax(decoder.logits(hidden), dim=1)[:, ids]
     torch.testing.assert_close(Teacher(decoder, (2, 4, 5), ids).probabilities(hidden), expected)
+
+
+def test_what_is_remembered_is_what_was_read(target_folder: Path) -> None:
+    """Sequences read in one batch come back in others, beside other neighbours and other padding."""
+    teacher = Teacher(load(target_folder, torch.float32), (2, 4, 5), torch.arange(4))
+    dice = torch.Generator().manual_seed(5)
+    sequences = [torch.randint(0, 30, (length,), generator=dice) for length in (5, 11, 3, 8)]
+    memory = Memory(teacher, [len(one) for one in sequences], torch.device("cpu"))
+    for numbers in ([0, 1], [2, 3], [1, 2], [3, 0, 1]):
+        tokens = torch.nn.utils.rnn.pad_sequence([sequences[number] for number in numbers], batch_first=True)
+        hidden, features = memory.read(numbers, tokens)
+        expected, expected_features = teacher.read(tokens)
+        for row, number in enumerate(numbers):
+            whole = slice(0, len(sequences[number]))
+            for found, right in ((hidden, expected), (features, expected_features)):
+                pairs = (x.view(*tokens.shape, -1)[row, whole] for x in (found, right))
+                torch.testing.assert_close(*pairs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_loss_and_its_gradient_are_autograd_s(dtype: torch.dtype) -> None:
+    dice = torch.Generator().manual_seed(6)
+    rows, says = (torch.randn(size, HIDDEN, generator=dice, dtype=dtype, requires_grad=True) for size in (7, 20))
+    wanted = torch.rand(7, 20, generator=dice, dtype=dtype) / 20
+    weights = torch.rand(7, generator=dice)
+    loss = 3 * _matched(rows, says, wanted, weights)
+    loss.backward()
+    found = [rows.grad, says.grad]
+    rows.grad = says.grad = None
+    each = torch.nn.functional.cross_entropy(rows @ says.T, wanted, reduction="none")
+    expected = 3 * (weights * each).sum()
+    expected.backward()
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(found, [rows.grad, says.grad])
 
 
 @pytest.fixture(scope="module")

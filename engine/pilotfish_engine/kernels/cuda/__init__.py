@@ -16,6 +16,7 @@ from pilotfish_engine.kernels.cuda.elementwise import (
     rope_and_write,
     silu_and_mul,
 )
+from pilotfish_engine.kernels.cuda.matching import match_rows
 from pilotfish_engine.kernels.cuda.top import top_log_probs
 from pilotfish_engine.kernels.reference import linear
 
@@ -24,6 +25,7 @@ __all__ = [
     "add_rms_norm",
     "gelu_and_mul",
     "linear",
+    "match_rows",
     "paged_attention",
     "rms_norm",
     "rope_and_write",
