@@ -120,6 +120,7 @@ def run(config: EngineConfig, endpoint: str, build: Build, say: Say) -> int:
                 max_running_requests=limits.max_running_requests,
                 kv_tokens=limits.num_pages * limits.page_size,
                 method=core.method,
+                vocab_size=limits.vocab_size,
             )
         )
         _loop(core, socket)

@@ -75,10 +75,11 @@ def assemble(
     max_model_len = _max_model_len(config, shape)
     capacity = config.capacity
     num_pages = pages_for(_kv_tokens(config, max_model_len), capacity.page_size)
-    state = RequestState(
-        capacity.max_running_requests, max_model_len, capacity.page_size, SLACK, shape.vocab_size, device
-    )
+    tokenizer = _tokenizer(path)
+    vocab_size = shape.vocab_size if tokenizer is None else min(shape.vocab_size, tokenizer.vocab_size)
+    state = RequestState(capacity.max_running_requests, max_model_len, capacity.page_size, SLACK, vocab_size, device)
     target = load(path, dtype, device, max_positions=state.length, ranks=ranks)
+    target.num_tokens = vocab_size
     proposer = None
     if method is not None:
         context = ProposerContext(models, target, state, num_pages, capacity.page_size, dtype)
@@ -89,14 +90,15 @@ def assemble(
         envelope = envelope.model_copy(update={"num_steps": 0})
     if profile is None:
         profile = measure(step, capacity.max_running_requests, envelope, num_pages)
-    tokenizer = _tokenizer(path)
+    ends = frozenset(shape.eos_token_ids) | (frozenset() if tokenizer is None else tokenizer.eos_token_ids)
     limits = WorkerLimits(
         max_running_requests=capacity.max_running_requests,
         max_model_len=max_model_len,
         page_size=capacity.page_size,
         num_pages=num_pages,
-        eos_token_ids=frozenset(shape.eos_token_ids) | (tokenizer.eos_token_ids if tokenizer is not None else set()),
+        eos_token_ids=frozenset(token for token in ends if token < vocab_size),
         lookahead=0 if proposer is None else proposer.lookahead,
+        vocab_size=vocab_size,
     )
     controller = Controller(envelope, profile, max_batch=capacity.max_running_requests)
     worker = TargetWorker(
@@ -111,7 +113,7 @@ def assemble(
     stop_text = None if tokenizer is None else lambda stops: StopStrings(tokenizer, stops)
     grammars = None
     if tokenizer is not None:
-        grammars = Grammars(tokenizer.pieces, limits.eos_token_ids, shape.vocab_size, tokenizer.encode_within).compile
+        grammars = Grammars(tokenizer.pieces, limits.eos_token_ids, vocab_size, tokenizer.encode_within).compile
     return Parts(step, worker, capacity.chunk_size, stop_text, grammars)
 
 
@@ -175,17 +177,20 @@ def _kv_tokens(config: EngineConfig, max_model_len: int) -> int:
 
 
 def check_vocabulary(target: Path, shape: ModelShape, draft: Path, found: int) -> None:
-    """Raises MethodError unless both checkpoints have the same tokens under the same numbers, `found` being the draft's
-    number of them; of one that comes without a tokenizer only the size can be compared."""
-    if found != shape.vocab_size:
-        raise MethodError(
-            f"the draft {draft.name} has a vocabulary of {found} tokens and the target {target.name} one of "
-            f"{shape.vocab_size}; a draft of the target's own family would work"
-        )
+    """Raises MethodError unless both checkpoints have the same tokens under the same numbers, `found` being the rows
+    of the draft's vocabulary. Rows that pad it, and tokens at the end that only one of both has, count for nothing.
+    Of a draft without a tokenizer the size must be that of the target's rows, of its tokens, or between them."""
     own, other = _tokenizer(target), _tokenizer(draft)
     if own is None or other is None:
+        sizes = (shape.vocab_size, shape.vocab_size if own is None else own.vocab_size)
+        if not min(sizes) <= found <= max(sizes):
+            raise MethodError(
+                f"the draft {draft.name} has a vocabulary of {found} tokens and the target {target.name} one of "
+                f"{shape.vocab_size}; a draft of the target's own family would work"
+            )
         return
-    differing = [number for number, (a, b) in enumerate(zip(own.pieces, other.pieces, strict=False)) if a != b]
+    pieces = list(zip(own.pieces, other.pieces, strict=False))
+    differing = [number for number, (a, b) in enumerate(pieces) if a != b]
     if differing:
         number = differing[0]
         raise MethodError(

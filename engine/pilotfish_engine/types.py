@@ -133,7 +133,8 @@ class GenerationBatchResult:
 
 @dataclass(frozen=True)
 class WorkerLimits:
-    """lookahead: how many tokens after it a KV row of any pool depends on."""
+    """lookahead: how many tokens after it a KV row of any pool depends on. vocab_size: tokens that the model can read
+    and say; None: not known."""
 
     max_running_requests: int
     max_model_len: int
@@ -141,6 +142,7 @@ class WorkerLimits:
     num_pages: int  # scratch page 0 not counted: pages 1 … num_pages are allocatable
     eos_token_ids: frozenset[int] = field(default_factory=frozenset)
     lookahead: int = 0
+    vocab_size: int | None = None
 
 
 class Worker(Protocol):

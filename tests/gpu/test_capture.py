@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from pilotfish_engine.contract.speculation import PLAIN, Settings
-from tests.engine.conformance.conftest import checkpoints, engine, prompts, settings_of, target  # noqa: F401 (fixtures)
+from tests.engine.conformance.conftest import (  # noqa: F401 (fixtures)
+    checkpoints,
+    engine,
+    prompts,
+    settings_of,
+    target,
+    twin,
+)
 from tests.engine.conformance.harness import NUM_STEPS, Harness, fixed
 
 ROWS = [0, 1, 2]

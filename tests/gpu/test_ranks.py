@@ -12,7 +12,7 @@ from pilotfish_engine.contract.speculation import Settings
 from pilotfish_engine.types import Batch, ForwardMode
 from pilotfish_engine.worker.ranks import Run
 from tests.engine.conformance import models
-from tests.engine.conformance.conftest import checkpoints, engine, target, variants  # noqa: F401 (fixtures)
+from tests.engine.conformance.conftest import checkpoints, engine, target, twin, variants  # noqa: F401 (fixtures)
 from tests.engine.conformance.harness import NUM_STEPS
 from tests.engine.conformance.test_ranks import test_ranks_commit_the_same_tokens, two  # noqa: F401
 from tests.gpu.test_capture import ROWS, STEPS, started

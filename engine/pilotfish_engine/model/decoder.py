@@ -19,7 +19,8 @@ from pilotfish_engine.worker.inputs import ForwardInputs, KVCache
 
 
 class Decoder:
-    """lm_head: a Linear of [V, H], the embedding's own tensor where tied."""
+    """lm_head: a Linear of [rows, H], the embedding's own tensor where tied. num_tokens: how many of the rows are
+    tokens, from the first; the others, which only pad the checkpoint, have no logits."""
 
     def __init__(
         self, shape: ModelShape, embed: Embedding, layers: Sequence[DecoderLayer], norm: RMSNorm, lm_head: Linear
@@ -29,6 +30,7 @@ class Decoder:
         self.layers = layers
         self.norm = norm
         self.lm_head = lm_head
+        self.num_tokens = shape.vocab_size
         self._embed_scale = float(torch.tensor(shape.embed_scale, dtype=embed.dtype))
 
     @property
@@ -64,8 +66,8 @@ class Decoder:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [M, H] after the final norm → float32 [M, V]."""
-        return self.lm_head(hidden, torch.float32)
+        """hidden [M, H] after the final norm → float32 [M, num_tokens]. Not contiguous where there is padding."""
+        return self.lm_head(hidden, torch.float32)[:, : self.num_tokens]
 
 
 def new_kv_cache(

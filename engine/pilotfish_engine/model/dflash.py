@@ -34,7 +34,7 @@ from pilotfish_engine.model.attention import GroupedQueryAttention
 from pilotfish_engine.model.checkpoint import check_tensor_shapes
 from pilotfish_engine.model.decoder import Decoder
 from pilotfish_engine.model.families import draft_shape_from_config
-from pilotfish_engine.model.layers import Embedding, RMSNorm
+from pilotfish_engine.model.layers import Embedding, RMSNorm, reading
 from pilotfish_engine.model.linear import Linear
 from pilotfish_engine.model.safetensors_checkpoint import SafetensorsFolder
 from pilotfish_engine.model.shape import ModelShape
@@ -208,7 +208,8 @@ def load(folder: SafetensorsFolder, shape: DFlashShape, target: Decoder, max_pos
     weights = Weights(folder, shapes, target.dtype, target.device)
     sizes = shape.layers
     cos_sin = assembly.rotary_table(sizes, max_positions, target.device)
-    embed = Embedding(weights.read(EMBED)) if EMBED in shapes else target.embed
+    own = EMBED in shapes
+    embed = reading(Embedding(weights.read(EMBED)), target.num_tokens) if own else target.embed
     fc, hidden_norm = Linear(weights.read("fc.weight")), assembly.build_norm(weights, sizes, "hidden_norm.weight")
     layers = [
         assembly.build_layer(weights, sizes, f"layers.{index}.", index, cos_sin) for index in range(sizes.num_layers)

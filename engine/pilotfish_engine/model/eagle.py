@@ -18,7 +18,7 @@ from pilotfish_engine.model import assembly
 from pilotfish_engine.model.decoder import Decoder, new_kv_cache
 from pilotfish_engine.model.eagle_checkpoint import HeadCheckpoint
 from pilotfish_engine.model.eagle_shape import HeadShape
-from pilotfish_engine.model.layers import MLP, Attention, DecoderLayer, Embedding, RMSNorm
+from pilotfish_engine.model.layers import MLP, Attention, DecoderLayer, Embedding, RMSNorm, reading
 from pilotfish_engine.model.linear import Linear
 from pilotfish_engine.model.weights import Weights
 from pilotfish_engine.worker.inputs import ForwardInputs, KVCache
@@ -169,7 +169,9 @@ def load_head(path: Path, target: Decoder, dtype: torch.dtype, max_positions: in
     block = shape.block
     weights = Weights(checkpoint, dict(shape.tensor_shapes()), dtype, target.device)
     cos_sin = assembly.rotary_table(block, max_positions, target.device)
-    embed = Embedding(weights.read("embed_tokens.weight")) if shape.own_embed else target.embed
+    embed = target.embed
+    if shape.own_embed:
+        embed = reading(Embedding(weights.read("embed_tokens.weight")), target.num_tokens)
     fusion = None if shape.method == "EAGLE" else _fusion(weights, shape)
     first = _first_layer(weights, shape, cos_sin)
     layers = [assembly.build_layer(weights, block, f"layers.{i}.", i, cos_sin) for i in range(1, block.num_layers)]

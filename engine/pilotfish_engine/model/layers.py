@@ -36,6 +36,18 @@ class Embedding:
         return functional.embedding(token_ids, self.weight)
 
 
+class ShortEmbedding(Embedding):
+    """Of a draft that knows fewer tokens than its target: what it does not know it reads as token 0."""
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        return super().__call__(torch.where(token_ids < self.weight.shape[0], token_ids, 0))
+
+
+def reading(embed: Embedding, num_tokens: int) -> Embedding:
+    """`embed`, made safe for tokens up to num_tokens."""
+    return embed if embed.weight.shape[0] >= num_tokens else ShortEmbedding(embed.weight)
+
+
 class RMSNorm:
     def __init__(self, weight: Tensor, eps: float) -> None:
         self.weight = weight

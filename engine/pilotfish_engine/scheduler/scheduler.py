@@ -14,6 +14,7 @@ from itertools import count
 from pilotfish_engine.contract.speculation import EngineReport, EnvelopeUpdate
 from pilotfish_engine.errors import RequestError
 from pilotfish_engine.messages import Output, Submit
+from pilotfish_engine.scheduler.faults import fault
 from pilotfish_engine.scheduler.policy import PrefillWork, plan_chunks
 from pilotfish_engine.scheduler.preparing import GrammarCompiler, Preparing
 from pilotfish_engine.scheduler.request import Request
@@ -92,7 +93,7 @@ class Scheduler:
             stops=StopChecker(stop_ids, text, min(len(submit.prompt) + params.max_tokens, limits.max_model_len)),
         )
         self._requests[request.request_id] = request
-        reason = self._room.why_never(request)
+        reason = fault(submit, limits.vocab_size) or self._room.why_never(request)
         if reason is not None:
             self._fail(request, reason)
         elif params.grammar is None:

@@ -145,7 +145,7 @@ def _start(
     tokenizer, limits = service.loaded()
     room = limits.max_model_len - max(map(len, prompts))
     grammar, field = demanded
-    params = sampling_params(body, min(longest or room, room), tokenizer.vocab_size, grammar)
+    params = sampling_params(body, min(longest or room, room), service.vocab_size, grammar)
     n = body.n or 1
     service.admit(len(prompts) * n)
     return Generation(

@@ -195,6 +195,7 @@ def sampling_params(body: Generate, max_tokens: int, vocab_size: int, grammar: G
         )
     bias = tuple((int(token), added) for token, added in (body.logit_bias or {}).items())
     check_tokens([token for token, _ in bias], vocab_size, "logit_bias")
+    check_tokens(body.stop_token_ids or (), vocab_size, "stop_token_ids")
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=1.0 if body.temperature is None else body.temperature,

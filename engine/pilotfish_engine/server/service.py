@@ -101,12 +101,17 @@ class Service:
         _, limits = self.loaded()
         return min(limits.max_model_len, limits.kv_tokens)
 
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that are the tokenizer's and have a row in the model: one may have more of them than the other."""
+        tokenizer, limits = self.loaded()
+        return tokenizer.vocab_size if limits.vocab_size is None else limits.vocab_size
+
     async def encode(self, prompt: str | list[int], field: str) -> list[int]:
         """Raises Invalid when the model cannot take it."""
-        tokenizer, _ = self.loaded()
         if isinstance(prompt, str):
             prompt = await self.tokens_of(prompt, field, add_special_tokens=True)
-        check_prompt(prompt, self.context(), tokenizer.vocab_size, field)
+        check_prompt(prompt, self.context(), self.vocab_size, field)
         return prompt
 
     async def encode_chat(
@@ -124,7 +129,7 @@ class Service:
         except TemplateError as error:
             raise Invalid(f"messages: {error}", "messages") from error
         prompt = await self.tokens_of(text, "messages", add_special_tokens=False)
-        check_prompt(prompt, self.context(), tokenizer.vocab_size, "messages")
+        check_prompt(prompt, self.context(), self.vocab_size, "messages")
         return prompt
 
     async def tokens_of(self, text: str, field: str, *, add_special_tokens: bool) -> list[int]:

@@ -25,6 +25,7 @@ from pilotfish_engine.speculation.proposer import Models, ProposerContext, Targe
 from pilotfish_engine.speculation.tree import Candidates
 from pilotfish_engine.speculation.unread import Unread
 from pilotfish_engine.speculation.verify import Verdict
+from pilotfish_engine.speculation.vocabulary import Vocabulary
 from pilotfish_engine.types import Chunk
 from pilotfish_engine.worker.inputs import ForwardInputs
 from pilotfish_engine.worker.passes import over_spans, padded_rows
@@ -38,8 +39,9 @@ class DFlashProposer:
         self, draft: model.DFlashDraft, shape: model.DFlashShape, state: RequestState, num_pages: int, page_size: int
     ) -> None:
         self.aux_layers = shape.aux_layers
-        self._vocabulary = draft.target_ids(torch.arange(shape.draft_vocab_size, device=state.device))
-        self.max_num_steps, self.max_topk = shape.block_size - 1, shape.draft_vocab_size
+        every = torch.arange(shape.draft_vocab_size, device=state.device)
+        self._vocabulary = Vocabulary(draft.target_ids(every), state.vocab_size)
+        self.max_num_steps, self.max_topk = shape.block_size - 1, self._vocabulary.size
         self.kv = draft.decoder.new_kv_cache(num_pages, page_size)
         self._draft = draft
         self._mask_token_id = shape.mask_token_id
@@ -68,12 +70,13 @@ class DFlashProposer:
 
     def propose(self, rows: Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:
         batch, steps, k = len(host_rows), settings.num_steps, settings.topk
-        logits = self.block_logits(rows, steps).flatten(0, 1)
+        vocabulary = self._vocabulary
+        logits = vocabulary.known(self.block_logits(rows, steps).flatten(0, 1))
         to_come = self._state.seq_lens[rows].unsqueeze(1) + 1 + torch.arange(steps, device=rows.device)
         token_rows = rows.repeat_interleave(steps, output_size=batch * steps)
-        best = self._state.best_drafts(logits, token_rows, to_come.flatten(), host_rows, k, self._vocabulary)
+        best = self._state.best_drafts(logits, token_rows, to_come.flatten(), host_rows, k, vocabulary.ids)
         scores, draft_ids = (x.view(batch, steps, k) for x in best)
-        ids = self._vocabulary[draft_ids]
+        ids = vocabulary.ids[draft_ids]
 
         def run(frontier: Frontier) -> tuple[Tensor, Tensor]:
             at = slice(frontier.depth, frontier.depth + 1)  # the same children for each node

@@ -83,5 +83,9 @@ def build(context: ProposerContext) -> NgramProposer:
         return NgramProposer(state)
     tokenizer = models.tokenizer()
     assert tokenizer is not None, "check has seen one"
-    corpus = ngram_corpus.index(ngram_corpus.read(models.corpus), tokenizer.encode, state.device)
+
+    def encode(text: str) -> list[int]:
+        return [token if token < state.vocab_size else ngram_matcher.NONE for token in tokenizer.encode(text)]
+
+    corpus = ngram_corpus.index(ngram_corpus.read(models.corpus), encode, state.device)
     return NgramProposer(state, corpus)

@@ -19,6 +19,7 @@ from pilotfish_engine.speculation.proposer import TargetHidden
 from pilotfish_engine.speculation.tree import Candidates
 from pilotfish_engine.speculation.unread import Unread
 from pilotfish_engine.speculation.verify import Verdict
+from pilotfish_engine.speculation.vocabulary import Vocabulary
 from pilotfish_engine.types import Chunk
 from pilotfish_engine.worker.inputs import ForwardInputs, KVCache
 from pilotfish_engine.worker.passes import last_padded_places, last_places, over_padded_rows, over_spans
@@ -27,7 +28,7 @@ from pilotfish_engine.worker.state import RequestState
 
 class RecurrentHead(Protocol):
     """aux_layers: target layers whose input residual stream is read (num_layers: after the last one, before the norm).
-    vocab_size: of its logits. feature_size: of what it reads of one token."""
+    vocab_size: of its tokens. feature_size: of what it reads of one token."""
 
     aux_layers: tuple[int, ...]
     vocab_size: int
@@ -49,7 +50,7 @@ class RecurrentHead(Protocol):
         ...
 
     def logits(self, out: Tensor) -> Tensor:
-        """float32 [M, vocab_size]."""
+        """float32 [M, V] of the first V ≤ vocab_size tokens, beyond which none is the target's."""
         ...
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:
@@ -66,8 +67,10 @@ class RecurrentProposer:
         self.kv = head.new_kv_cache(num_pages, page_size)
         self._head = head
         self._state = state
-        self.max_topk = min(MAX_TOPK, head.vocab_size)
-        self._vocabulary = head.target_ids(torch.arange(head.vocab_size, device=state.device))
+        self._vocabulary = Vocabulary(
+            head.target_ids(torch.arange(head.vocab_size, device=state.device)), state.vocab_size
+        )
+        self.max_topk = min(MAX_TOPK, self._vocabulary.size)
         dtype, device = self.kv.k.dtype, state.device
         self._unread = Unread(state, head.feature_size, dtype)
         hidden_size = head.combine(torch.zeros(1, head.feature_size, dtype=dtype, device=device)).shape[1]
@@ -147,9 +150,10 @@ class RecurrentProposer:
         self, out: Tensor, token_rows: Tensor, positions: Tensor, host_rows: Sequence[int], k: int
     ) -> tuple[Tensor, Tensor]:
         """The best k tokens for each of `positions`, and their log-probabilities, [N, k]."""
-        logits = self._head.logits(out)
-        scores, ids = self._state.best_drafts(logits, token_rows, positions, host_rows, k, self._vocabulary)
-        return self._vocabulary[ids], scores
+        vocabulary = self._vocabulary
+        logits = vocabulary.known(self._head.logits(out))
+        scores, places = self._state.best_drafts(logits, token_rows, positions, host_rows, k, vocabulary.ids)
+        return vocabulary.ids[places], scores
 
     def _keep_best(
         self, rows: Tensor, host_rows: Sequence[int], out: Tensor, hidden: Tensor, changed: Tensor | None = None

@@ -14,12 +14,14 @@ from pilotfish_engine.contract.speculation import MAX_TOPK, Envelope, Settings
 from pilotfish_engine.errors import MethodError
 from pilotfish_engine.model.checkpoint import check_tensors, open_checkpoint
 from pilotfish_engine.model.decoder import Decoder
+from pilotfish_engine.model.layers import reading
 from pilotfish_engine.model.loading import load
 from pilotfish_engine.speculation.growth import Frontier, Places, grow, rows_needed
 from pilotfish_engine.speculation.proposer import Models, ProposerContext, TargetHidden
 from pilotfish_engine.speculation.tree import Candidates
 from pilotfish_engine.speculation.unread import Unread
 from pilotfish_engine.speculation.verify import Verdict
+from pilotfish_engine.speculation.vocabulary import Vocabulary
 from pilotfish_engine.types import Chunk
 from pilotfish_engine.worker.passes import last_padded_places, last_places, over_padded_rows, over_spans
 from pilotfish_engine.worker.state import RequestState
@@ -36,7 +38,8 @@ class StandaloneProposer:
         self.kv = draft.new_kv_cache(num_pages, page_size)
         self._unread = Unread(state, 0, draft.dtype)
         self._ahead = [False] * rows  # a chunk of the prompt was read, and the token after it too
-        self.max_topk = min(MAX_TOPK, draft.shape.vocab_size)
+        self._vocabulary = Vocabulary(torch.arange(draft.num_tokens, device=state.device), state.vocab_size)
+        self.max_topk = min(MAX_TOPK, self._vocabulary.size)
         # the draft's best next tokens after the last known token of each row, best first, with their log-probabilities
         self._next_ids = torch.zeros(rows, self.max_topk, dtype=torch.int64, device=state.device)
         self._next_scores = torch.zeros(rows, self.max_topk, dtype=torch.float32, device=state.device)
@@ -101,7 +104,7 @@ class StandaloneProposer:
         self, hidden: torch.Tensor, token_rows: torch.Tensor, positions: torch.Tensor, host_rows: Sequence[int], k: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities and ids of the best k tokens for each `positions`, [N, k]."""
-        logits = self._draft.logits(hidden)
+        logits = self._vocabulary.known(self._draft.logits(hidden))
         return self._state.best_drafts(logits, token_rows, positions, host_rows, k)
 
     def _keep_best(
@@ -137,4 +140,5 @@ def build(context: ProposerContext) -> StandaloneProposer:
     assert context.models.draft is not None, "the registry has checked that a draft is given"
     state = context.state
     draft = load(context.models.draft, context.dtype, state.device, max_positions=state.length)
+    draft.embed = reading(draft.embed, context.target.num_tokens)
     return StandaloneProposer(draft, state, context.num_pages, context.page_size)

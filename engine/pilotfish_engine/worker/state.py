@@ -24,8 +24,9 @@ class RequestState:
     """Tensors over R = max_running_requests + 1 rows; `tokens` and page tables reach `slack` positions past the context
     limit, where a step near the limit may write candidates.
 
-    tokens: int64 [R, max_model_len + slack], all known tokens of a row. seq_lens: int64 [R], KV rows that are
-    committed; the token at seq_lens is known and has no KV yet (the bonus token), except while the prompt goes through.
+    vocab_size: how many tokens there are, fewer than the model's rows where these are padded. tokens: int64 [R,
+    max_model_len + slack], all known tokens of a row. seq_lens: int64 [R], KV rows that are committed; the token at
+    seq_lens is known and has no KV yet (the bonus token), except while the prompt goes through.
     """
 
     def __init__(
@@ -165,7 +166,7 @@ class RequestState:
         """A draft's k best tokens for `positions` int64 [N] of rows int64 [N], by its logits [N, V]: log-probabilities
         and places in its vocabulary, best first, [N, k] each. token_ids: as draw.draft_logits takes it."""
         picked_by = draft_logits(logits, positions, self.sampling(token_rows, host_rows), token_ids)
-        return kernels.top_log_probs(picked_by, k)
+        return kernels.top_log_probs(picked_by.contiguous(), k)
 
     def scored(self, host_rows: Sequence[int]) -> bool:
         """Whether a row wants log-probabilities."""

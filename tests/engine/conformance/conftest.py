@@ -12,13 +12,14 @@ from transformers import LlamaForCausalLM
 
 from pilotfish_engine.engine import Parts
 from pilotfish_engine.speculation import registry
-from tests.engine.conformance import harness, models
+from tests.engine.conformance import harness, models, twins
 from tests.engine.conformance.models import EOS, VOCAB
 
 # models this small gain nothing from a second thread, and on a busy machine wait for it
 torch.set_num_threads(1)
 
 __all__ = ["EOS", "VOCAB", "prompts", "settings_of", "variants"]
+
 
 @pytest.fixture(scope="session")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -27,11 +28,36 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    words = "models whose rows are not their tokenizer's tokens: each engine as one of its twins, or as all in turn"
+    parser.addoption("--twins", choices=["rotated", "all"], default="rotated", help=words)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "twin" in metafunc.fixturenames and metafunc.config.getoption("--twins", "rotated") == "all":
+        metafunc.parametrize("twin", twins.TWINS, indirect=True, scope="session")
+
+
 @pytest.fixture(scope="session")
-def checkpoints(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], models.Pair]:
-    """Target and draft of a variant."""
+def twin(request: pytest.FixtureRequest) -> Callable[..., str]:
+    """Which twin a variant is."""
+    fixed: str | None = getattr(request, "param", None)
+    return twins.rotated if fixed is None else lambda *_: fixed
+
+
+@pytest.fixture(scope="session")
+def checkpoints(
+    target: Path, tmp_path_factory: pytest.TempPathFactory, twin: Callable[..., str]
+) -> Callable[..., models.Pair]:
+    """Target and draft of a variant, as the twin that an engine of this page size gets."""
     folder = tmp_path_factory.mktemp("drafts")
-    return cache(lambda method, draft: models.build(method, draft, target, folder))
+    made = cache(lambda method, draft: models.build(method, draft, target, folder))
+
+    @cache
+    def twinned(method: str, draft: str, kind: str) -> models.Pair:
+        return twins.twin(made(method, draft), kind, folder / f"{method} {draft} {kind}")
+
+    return lambda method, draft, page_size=16: twinned(method, draft, twin(method, draft, page_size))
 
 
 @pytest.fixture(scope="session")
@@ -72,12 +98,12 @@ def settings_of(steps_and_topk: list[tuple[int, int]], *without: str) -> list[tu
 
 
 @pytest.fixture(scope="session")
-def engine(checkpoints: Callable[[str, str], models.Pair]) -> Callable[..., Parts]:
+def engine(checkpoints: Callable[..., models.Pair]) -> Callable[..., Parts]:
     """Loaded once for each variant and page size."""
 
     @cache
     def load(method: str, draft: str, page_size: int) -> Parts:
-        pair = checkpoints(method, draft)
+        pair = checkpoints(method, draft, page_size)
         num_steps, topk = models.within(method, draft, harness.NUM_STEPS, 4)
         return harness.load(pair.target, method, pair.draft, page_size, num_steps, topk)
 

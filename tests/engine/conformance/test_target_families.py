@@ -20,7 +20,7 @@ from pilotfish_engine.engine import assemble
 from pilotfish_engine.model.mtp import FORMS, HeadSet
 from pilotfish_engine.model.safetensors_checkpoint import SafetensorsCheckpoint
 from pilotfish_engine.scheduler.scheduler import Scheduler
-from tests.engine.conformance import harness
+from tests.engine.conformance import harness, twins
 from tests.engine.conformance.conftest import prompts
 from tests.engine.conformance.harness import Harness, configuration, fixed
 from tests.engine.conformance.models import Pair
@@ -120,11 +120,17 @@ def head(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Pair]:
+def pair(tmp_path_factory: pytest.TempPathFactory, twin: Callable[..., str]) -> Callable[[str, str], Pair]:
     folder = tmp_path_factory.mktemp("families")
     target = cache(lambda family: saved(folder / family, family))
     draft = head(folder / "head")
-    return lambda family, method: Pair(target(family), draft if method == "EAGLE3" else None)
+
+    @cache
+    def made(family: str, method: str) -> Pair:
+        files = Pair(target(family), draft if method == "EAGLE3" else None)
+        return twins.twin(files, twin(family, method), folder / f"{family} {method}")
+
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +197,7 @@ def test_answers_are_the_reference_library_s(
 @pytest.mark.parametrize(
     "name", ["mistral, window", "qwen3", "gemma3", "deepseek v3", "glm4 moe", "qwen3 moe", "qwen3 next"]
 )
-def test_trees_change_no_answer(name, tmp_path):
+def test_trees_change_no_answer(name, tmp_path, twin):
     model = MODELS[name]
     near = copy.deepcopy(model)
     torch.manual_seed(4)
@@ -200,7 +206,8 @@ def test_trees_change_no_answer(name, tmp_path):
             weight.add_(torch.randn_like(weight), alpha=0.02)
     model.save_pretrained(tmp_path / "target")
     near.save_pretrained(tmp_path / "near")
-    engine = Harness(harness.load(tmp_path / "target", "STANDALONE", tmp_path / "near", 16))
+    files = twins.twin(Pair(tmp_path / "target", tmp_path / "near"), twin(name), tmp_path / "twin")
+    engine = Harness(harness.load(files.target, "STANDALONE", files.draft, 16))
     engine.scheduler.set_envelope(fixed(4, 4))
     asked = prompts(3, seed=71)
     answers = engine.run(asked, max_tokens=20, ignore_eos=True)

@@ -20,6 +20,7 @@ from pilotfish_engine.errors import UsageError
 from pilotfish_engine.speculation.tree import Candidates, cut
 from tests.engine.conformance.conftest import checkpoints as checkpoints
 from tests.engine.conformance.conftest import target as target
+from tests.engine.conformance.conftest import twin as twin
 from tests.engine.conformance.models import VOCAB
 
 TREE = Settings(num_steps=3, topk=2, num_draft_tokens=6)

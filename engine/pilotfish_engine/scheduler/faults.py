@@ -1,0 +1,26 @@
+"""What is wrong with one request that no other should learn of: tokens that the model does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pilotfish_engine.errors import RequestError
+from pilotfish_engine.messages import Submit
+
+
+def fault(submit: Submit, vocab_size: int | None) -> RequestError | None:
+    """vocab_size: tokens that the model can read and say; None: not known."""
+    if vocab_size is None:
+        return None
+    params = submit.params
+    named: list[tuple[str, Iterable[int]]] = [
+        ("prompt", submit.prompt),
+        ("logit_bias", [token for token, _ in params.logit_bias]),
+        ("stop_token_ids", params.stop_token_ids),
+    ]
+    for field, token_ids in named:
+        low, high = min(token_ids, default=0), max(token_ids, default=0)
+        if low < 0 or high >= vocab_size:
+            outside = low if low < 0 else high
+            return RequestError(f"{field} has the token {outside}; 0 to {vocab_size - 1} would work", field)
+    return None
