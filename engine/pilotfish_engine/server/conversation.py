@@ -82,13 +82,14 @@ class ToolCall(Body):
 
 
 class Message(Body):
-    """refusal: what an assistant said instead of content."""
+    """refusal: what an assistant said instead of content. reasoning_content: what it thought before."""
 
     unserved = IN_MESSAGES
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = None
     refusal: Text | None = None
+    reasoning_content: Text | None = None
     name: Text | None = None
     tool_calls: list[ToolCall] | None = Field(None, max_length=MAX_TOOLS)
     tool_call_id: Text | None = None
@@ -116,6 +117,8 @@ class Message(Body):
             "role": "system" if self.role == "developer" else self.role,
             "content": self.text or "",
         }
+        if self.role == "assistant" and self.reasoning_content is not None:
+            shown["reasoning_content"] = self.reasoning_content
         if self.tool_calls:
             shown["tool_calls"] = [
                 {

@@ -119,6 +119,5 @@ IN_MESSAGES = Unserved({"audio": _NOTHING, "function_call": _NOTHING}, {"annotat
 
 # A counter tells these apart; others are the client's words, which no label may be made of.
 OFTEN_IGNORED = frozenset(_CHANGES_NO_ANSWER) | {
-    "annotations", "cache_control", "index", "parsed", "parsed_arguments", "reasoning", "reasoning_content",
-    "thinking_blocks",
+    "annotations", "cache_control", "index", "parsed", "parsed_arguments", "reasoning", "thinking_blocks",
 }  # fmt: skip

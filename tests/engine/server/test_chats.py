@@ -83,7 +83,7 @@ def test_a_template_sees_messages_tools_and_variables_as_the_reference_library_g
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "Bo"},
         {"role": "assistant", "content": None, "tool_calls": CALLS},
         {"role": "tool", "content": "sun", "tool_call_id": "call_1"},
-        {"role": "assistant", "content": "c", "refusal": None, "tool_calls": None},
+        {"role": "assistant", "content": "c", "refusal": None, "tool_calls": None, "reasoning_content": "hm"},
     ]
     shown: list[Any] = [
         {"role": "system", "content": "show"},
@@ -97,7 +97,7 @@ def test_a_template_sees_messages_tools_and_variables_as_the_reference_library_g
             ],
         },
         {"role": "tool", "content": "sun", "tool_call_id": "call_1"},
-        {"role": "assistant", "content": "c"},
+        {"role": "assistant", "content": "c", "reasoning_content": "hm"},
     ]
     client = chats.openai().chat.completions
     extra = {"chat_template_kwargs": {"enable_thinking": False}}

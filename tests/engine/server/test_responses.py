@@ -12,6 +12,7 @@ from typing import Any
 import openai
 import pytest
 
+from pilotfish_engine.server.responses.sealing import sealed
 from tests.engine.server.serving import NAME, Engine, engine
 from tests.engine.server.small_core import Behaviour
 from tests.engine.server.test_chats import PARAMETERS, TEMPLATE, TOOLS, call, write_model
@@ -91,6 +92,36 @@ ALIKE: list[tuple[dict[str, Any], list[dict[str, Any]]]] = [
         ],
     ),
 ]
+THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "status": "completed"}
+ALIKE += [
+    (
+        {
+            "input": [
+                said("user", "show"),
+                THOUGHT | {"content": [{"type": "reasoning_text", "text": text} for text in ("sun", "?")]},
+                said("assistant", "let me see"),
+                CALL,
+                OUTPUT,
+                THOUGHT | {"content": [], "encrypted_content": sealed("so be it")},
+                CALL,
+                OUTPUT,
+                THOUGHT | {"summary": [{"type": "summary_text", "text": "done"}], "encrypted_content": "gAAAAB"},
+                said("assistant", "sunny"),
+                THOUGHT | {"encrypted_content": "gAAAAB"},
+                said("user", "thanks"),
+            ]
+        },
+        [
+            said("user", "show"),
+            said("assistant", "let me see", tool_calls=CHAT_CALLS[:1], reasoning_content="sun?"),
+            said("tool", "sun", tool_call_id="call_1"),
+            said("assistant", None, tool_calls=CHAT_CALLS[:1], reasoning_content="so be it"),
+            said("tool", "sun", tool_call_id="call_1"),
+            said("assistant", "sunny", reasoning_content="done"),
+            said("user", "thanks"),
+        ],
+    )
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("fields", "messages"), ALIKE)
@@ -219,6 +250,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input": [CALL | {"arguments": {}}]}, "input[0].arguments", "valid string"),
     ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id", "is required"),
     ({"input": [{"type": "reasoning", "id": "rs_1", "summary": []}]}, "input", "a message would work"),
+    ({"input": [{"type": "reasoning", "summary": [{"type": "x"}]}]}, "input[0].summary", "summary_text"),
     ({"previous_response_id": "resp_1"}, "previous_response_id", "no response is stored"),
     ({"conversation": "conv_1"}, "conversation", "no response is stored"),
     ({"background": True}, "background", "stream: true would work"),

@@ -13,12 +13,14 @@ from pydantic_core import PydanticCustomError
 
 from pilotfish_engine.server.body import Body, Unserved
 from pilotfish_engine.server.conversation import MAX_TOOLS, CalledFunction, Message, ToolCall
+from pilotfish_engine.server.responses.sealing import opened
 from pilotfish_engine.server.text import Text
 
 MAX_ITEMS = 4095  # with the instructions they are as many messages as a chat may have
 
 # types of parts: the field in which they have their text
 _TEXTS: Mapping[str, str] = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+_THOUGHTS: Mapping[str, str] = {"reasoning_text": "text", "summary_text": "text", "text": "text"}
 
 
 class Part(BaseModel):
@@ -29,25 +31,27 @@ class Part(BaseModel):
     refusal: str | None = None
 
 
-def _joined(value: Any) -> Any:
+def _joined(value: Any, known: Mapping[str, str] = _TEXTS) -> Any:
     """A text, or a list of parts with texts, which are joined."""
     if not isinstance(value, list):
         return value
     texts: list[str] = []
     for part in value:
         kind = part.get("type") if isinstance(part, dict) else None
-        field = _TEXTS.get(kind) if isinstance(kind, str) else None
+        field = known.get(kind) if isinstance(kind, str) else None
         if field is None or not isinstance(part.get(field), str):
             what = f"a part of type {str(kind)[:40]!r}" if field is None else "a part without its text"
             raise PydanticCustomError(
                 "parts", "{what} is not served; such of type {known} would work",
-                {"what": what, "known": ", ".join(_TEXTS)},
+                {"what": what, "known": ", ".join(known)},
             )  # fmt: skip
         texts.append(part[field])
     return "".join(texts)
 
 
-Content = Annotated[Text | None, BeforeValidator(_joined, json_schema_input_type=str | list[Part] | None)]
+Content = Annotated[
+    Text | None, BeforeValidator(lambda value: _joined(value), json_schema_input_type=str | list[Part] | None)
+]
 
 _NEEDED = {
     "message": ("role", "content"),
@@ -81,7 +85,7 @@ class Item(Body):
         if isinstance(kind, str) and kind not in _NEEDED:
             raise _wrong("type", f"{kind[:60]!r} is not served; {', '.join(_NEEDED)} would work")
         if kind == "reasoning":
-            return {"type": kind}
+            return {"type": kind, "content": _thought(item)}
         return item | {"type": kind}
 
     @model_validator(mode="after")
@@ -98,6 +102,19 @@ class Item(Body):
         return ToolCall.model_construct(id=self.call_id or "", function=function)
 
 
+def _thought(item: Mapping[str, Any]) -> str:
+    """What a reasoning item says, or its summary, or what is sealed in it; what another engine sealed says nothing."""
+    for field in ("content", "summary"):
+        try:
+            text = _joined(item.get(field), _THOUGHTS)
+        except PydanticCustomError as error:
+            raise _wrong(field, f"cannot be read: {error.message()}") from None
+        if isinstance(text, str) and text:
+            return text
+    secret = item.get("encrypted_content")
+    return (opened(secret) or "") if isinstance(secret, str) else ""
+
+
 def _as_items(value: Any) -> Any:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
@@ -109,30 +126,35 @@ Input = Annotated[list[Item], Field(min_length=1, max_length=MAX_ITEMS), BeforeV
 
 
 def as_messages(items: Sequence[Item]) -> Iterable[Message]:
-    """A message of the assistant and the calls after it are one message of a chat."""
+    """A message of the assistant, the reasoning before it and the calls after it are one message of a chat. Reasoning
+    that nothing follows is left out."""
     turn: list[Item] = []
     for item in items:
-        said = item.type == "message" and item.role == "assistant"
-        goes_on = item.type == "function_call" and len(turn) < MAX_TOOLS
-        if turn and not goes_on:
-            yield _turn(turn)
+        own = item.type in ("reasoning", "function_call") or item.role == "assistant"
+        thinking = all(before.type == "reasoning" for before in turn)
+        if not (own and (thinking or item.type == "function_call") and len(turn) < MAX_TOOLS):
+            yield from _turn(turn)
             turn = []
-        if item.type == "reasoning":
-            continue
-        if said or item.type == "function_call":
+        if own:
             turn.append(item)
         elif item.type == "message":
             yield Message(role=item.role or "user", content=item.content)
         else:
             yield Message(role="tool", content=item.output, tool_call_id=item.call_id)
-    if turn:
-        yield _turn(turn)
+    yield from _turn(turn)
 
 
-def _turn(items: Sequence[Item]) -> Message:
+def _turn(items: Sequence[Item]) -> Iterable[Message]:
     said = [item.content or "" for item in items if item.type == "message"]
     calls = [item._call() for item in items if item.type == "function_call"]
-    return Message(role="assistant", content="".join(said) if said or not calls else None, tool_calls=calls or None)
+    thought = "".join(item.content or "" for item in items if item.type == "reasoning")
+    if said or calls:
+        yield Message(
+            role="assistant",
+            content="".join(said) if said else None,
+            tool_calls=calls or None,
+            reasoning_content=thought or None,
+        )
 
 
 def _wrong(field: str, sentence: str) -> PydanticCustomError:
