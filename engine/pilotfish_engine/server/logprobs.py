@@ -67,7 +67,9 @@ def completion_logprobs(tokens: Sequence[ScoredToken], tokenizer: Tokenizer) -> 
     def top(token: ScoredToken) -> dict[str, float] | None:
         if token.scores is None:
             return None
-        found = {text(other): max(logprob, _LEAST) for other, logprob in token.scores.top}
+        found: dict[str, float] = {}
+        for other, logprob in token.scores.top:  # the likeliest of those with one text, as "A" and <0x41>
+            found.setdefault(text(other), max(logprob, _LEAST))
         return found | {text(token.token_id): max(token.scores.logprob, _LEAST)}
 
     return {

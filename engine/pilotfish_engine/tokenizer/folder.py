@@ -43,10 +43,12 @@ def load_folder(path: Path) -> Tokenizer:
         pieces = read_pieces(backend.decoder, tokens, special)
     except UnknownDecoderError as error:
         raise CheckpointError(f"{file}: {error}") from error
+    ends = list(_ends(path, backend, named.get("eos_token")))
     return Tokenizer(
         backend=backend,
         decoding=pieces,
-        eos_token_ids=frozenset(_ends(path, backend, named.get("eos_token"))),
+        eos_token_ids=frozenset(ends),
+        end_token_id=ends[0] if ends else None,
         chat_template=_chat_template(path, settings, named),
     )
 
@@ -128,16 +130,15 @@ def _token(written: Mapping[str, Any]) -> AddedToken:
 
 
 def _ends(path: Path, backend: Backend, eos_token: str | None) -> Iterator[int]:
-    """As the model's, the generation's and the tokenizer's settings have them: published folders disagree, and each is
-    an end that the model was trained to write."""
-    config = _json(path / "config.json")
-    places = [config, config.get("text_config"), _json(path / "generation_config.json")]
-    for place in places:
-        ids = place.get("eos_token_id") if isinstance(place, dict) else None
-        yield from (i for i in (ids if isinstance(ids, list) else [ids]) if type(i) is int and i >= 0)
+    """As the tokenizer's, the generation's and the model's settings have them: published folders disagree, and each is
+    an end that the model was trained to write. The first ends a message."""
     token_id = None if eos_token is None else backend.token_to_id(eos_token)
     if token_id is not None:
         yield token_id
+    config = _json(path / "config.json")
+    for place in (_json(path / "generation_config.json"), config, config.get("text_config")):
+        ids = place.get("eos_token_id") if isinstance(place, dict) else None
+        yield from (i for i in (ids if isinstance(ids, list) else [ids]) if type(i) is int and i >= 0)
 
 
 def _chat_template(path: Path, settings: Mapping[str, Any], named: Mapping[str, str]) -> ChatTemplate | None:

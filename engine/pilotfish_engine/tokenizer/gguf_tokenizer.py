@@ -90,6 +90,7 @@ def _build(path: Path, metadata: Mapping[str, Any], name: str) -> Tokenizer:
         backend=backend,
         decoding=read_pieces(backend.decoder, tokens, special),
         eos_token_ids=_ends(tokens, special, ids),
+        end_token_id=ids.get("eot", ids.get("eos")),
         chat_template=chosen_template(gguf_templates(metadata), shown),
     )
 

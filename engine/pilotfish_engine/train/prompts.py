@@ -97,20 +97,21 @@ def _prompt(number: int, line: bytes, tokenizer: Tokenizer, max_tokens: int) -> 
         raise _BadLine("not an object with either `messages` or `prompt`")
     answer = content.get("answer")
     if "prompt" in content:
-        token_ids = _tokens(content["prompt"], "prompt", tokenizer, add_special_tokens=True)
+        token_ids = _tokens(content["prompt"], "prompt", tokenizer)
     else:
         token_ids, answer = _conversation(content["messages"], answer, tokenizer)
     if len(token_ids) > max_tokens:
         raise _BadLine(f"a prompt of over {max_tokens} tokens")
     if answer is None:
         return Prompt(number, token_ids)
-    end = sorted(tokenizer.eos_token_ids)[:1] if isinstance(answer, str) else []
+    end = [tokenizer.end_token_id] if isinstance(answer, str) and tokenizer.end_token_id is not None else []
     return Prompt(number, token_ids, _tokens(answer, "answer", tokenizer) + end)
 
 
-def _tokens(given: Any, name: str, tokenizer: Tokenizer, add_special_tokens: bool = False) -> list[int]:
+def _tokens(given: Any, name: str, tokenizer: Tokenizer) -> list[int]:
     if isinstance(given, str) and given:
-        return tokenizer.encode(given, add_special_tokens=add_special_tokens)
+        prompt = name == "prompt"
+        return tokenizer.encode(given, add_special_tokens=True) if prompt else tokenizer.encode_within(given)
     if not isinstance(given, list) or not given:
         raise _BadLine(f"the {name} is empty, or neither a text nor token ids")
     for token in given:

@@ -104,6 +104,13 @@ def test_the_ends_of_all_files_are_joined(tmp_path: Path, files: Files, ends: se
     assert load(folder_of(tmp_path, files)).eos_token_ids == ends
 
 
+def test_a_written_answer_ends_as_the_tokenizer_says(tmp_path: Path) -> None:
+    files = {"config.json": {"eos_token_id": [5, 6]}, "generation_config.json": {"eos_token_id": [7, 1]}}
+    assert load(folder_of(tmp_path, files)).end_token_id == 7
+    assert load(folder_of(tmp_path, {"tokenizer_config.json": {"eos_token": "</s>"}})).end_token_id == 2
+    assert load(save_gguf("llama-3", tmp_path / "m.gguf", eos_token_id=9, eot_token_id=8)).end_token_id == 8
+
+
 NAMED = [{"name": "default", "template": "D{{ bos_token }}"}, {"name": "tool_use", "template": "T{{ tools | length }}"}]
 TEMPLATES: list[Files] = [
     {"tokenizer_config.json": {"chat_template": "C{{ bos_token }}", "bos_token": "<s>"}},

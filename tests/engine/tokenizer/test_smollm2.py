@@ -81,6 +81,7 @@ def test_special_tokens_are_one_token_and_no_text() -> None:
     assert tokenizer.encode("<|im_start|>a<|im_end|>") == [1, *tokenizer.encode("a"), 2]
     assert tokenizer.decode([1, *tokenizer.encode("a"), 2, 0]) == "a"
     assert tokenizer.eos_token_ids == {0, 2}  # as llama.cpp has it; its file names the second
+    assert tokenizer.end_token_id == 2
 
 
 def test_ids_past_the_vocabulary_are_no_text() -> None:
