@@ -30,7 +30,8 @@ codecs.register_error(_EACH_BYTE, _replace_each_byte)
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """eos_token_ids: any of them ends an answer. end_token_id: the one that stands behind a written answer. backend: encodes, and puts around a bare prompt what belongs there."""
+    """eos_token_ids: any of them ends an answer. end_token_id: the one that stands behind a written answer. backend:
+    encodes, and puts around a bare prompt what belongs there."""
 
     backend: tokenizers.Tokenizer
     decoding: Pieces
