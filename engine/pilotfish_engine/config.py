@@ -35,11 +35,13 @@ class SpeculationConfig:
 
 @dataclass(frozen=True)
 class CapacityConfig:
-    """kv_tokens None: as much as memory allows, at least one whole request of max_model_len."""
+    """memory_fraction: of the device's memory, that may be taken in all. kv_tokens None: what is left of it, and no
+    more than the running requests can use."""
 
     max_running_requests: int = 32
     page_size: int = 16
     kv_tokens: int | None = None
+    memory_fraction: float = 0.9
     chunk_size: int = 512
     tensor_parallel_size: int = 1
     overlap: bool = False
@@ -131,6 +133,16 @@ def _threshold(text: str) -> int | str:
     return number
 
 
+def _fraction(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0.1 <= number <= 0.98:
+        raise ValueError("is not a number from 0.1 to 0.98; 0.9 would work")
+    return number
+
+
 def _seconds(text: str) -> float:
     try:
         number = float(text)
@@ -172,7 +184,8 @@ OPTIONS = (
     Option("capacity", "max_running_requests", _whole(1, 4096), "N", "largest batch"),
     Option("model", "max_model_len", _whole(16, _MANY), "N", "longest prompt and answer together, in tokens"),
     Option("capacity", "page_size", _power_of_two(256), "P", "tokens of one KV page"),
-    Option("capacity", "kv_tokens", _whole(16, _MANY), "N", "tokens in the KV cache"),
+    Option("capacity", "kv_tokens", _whole(16, _MANY), "N", "tokens in the KV cache; default: what memory allows"),
+    Option("capacity", "memory_fraction", _fraction, "F", "share of the device's memory that may be taken in all"),
     Option("capacity", "chunk_size", _whole(16, 1 << 17), "N", "prompt tokens that go through the model at once"),
     Option("capacity", "tensor_parallel_size", _whole(1, 64), "T", "devices that share the model"),
     Option("capacity", "overlap", _switch, "BOOL", "plan the next step while this one runs"),

@@ -121,6 +121,7 @@ def run(config: EngineConfig, endpoint: str, build: Build, say: Say) -> int:
                 kv_tokens=limits.num_pages * limits.page_size,
                 method=core.method,
                 vocab_size=limits.vocab_size,
+                memory_sum=limits.memory_sum,
             )
         )
         _loop(core, socket)

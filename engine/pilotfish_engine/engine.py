@@ -12,13 +12,13 @@ from pathlib import Path
 import torch
 
 from pilotfish_engine.config import EngineConfig
-from pilotfish_engine.contract.speculation import MAX_NUM_DRAFT_TOKENS, CostProfile
+from pilotfish_engine.contract.speculation import CostProfile
 from pilotfish_engine.errors import CheckpointError, MethodError, UsageError
 from pilotfish_engine.model.loading import load, read_shape
 from pilotfish_engine.model.parallel import Ranks, divide
 from pilotfish_engine.model.shape import ModelShape
+from pilotfish_engine.reservation import SLACK, Reservation
 from pilotfish_engine.sampling.grammar import Grammars
-from pilotfish_engine.scheduler.policy import pages_for
 from pilotfish_engine.scheduler.preparing import GrammarCompiler
 from pilotfish_engine.scheduler.scheduler import Scheduler
 from pilotfish_engine.scheduler.stops import StopTextFactory
@@ -27,17 +27,16 @@ from pilotfish_engine.speculation import registry
 from pilotfish_engine.speculation.controller import Controller
 from pilotfish_engine.speculation.proposer import Models, ProposerContext
 from pilotfish_engine.speculation.step import Step
+from pilotfish_engine.speculation.worthwhile import worthwhile
 from pilotfish_engine.tokenizer import StopStrings, Tokenizer
 from pilotfish_engine.tokenizer import load as load_tokenizer
 from pilotfish_engine.types import Worker, WorkerLimits
+from pilotfish_engine.worker.ahead import record_ahead
 from pilotfish_engine.worker.graphs import StepGraphs, recorder
 from pilotfish_engine.worker.profile import measure
 from pilotfish_engine.worker.ranks import check_devices
 from pilotfish_engine.worker.state import RequestState
 from pilotfish_engine.worker.target import TargetWorker
-
-# a step writes at most 64 rows past the last known token, with overlap after another one that the host does not know
-SLACK = 2 * MAX_NUM_DRAFT_TOKENS + 2
 
 
 @dataclass(frozen=True)
@@ -74,20 +73,26 @@ def assemble(
     dtype = resolve_dtype(config.model.dtype, device)
     max_model_len = _max_model_len(config, shape)
     capacity = config.capacity
-    num_pages = pages_for(_kv_tokens(config, max_model_len), capacity.page_size)
+    memory = Reservation(config, device, ranks)
+    memory.check_before_weights(path, shape, models.draft, dtype, max_model_len)
     tokenizer = _tokenizer(path)
     vocab_size = shape.vocab_size if tokenizer is None else min(shape.vocab_size, tokenizer.vocab_size)
     state = RequestState(capacity.max_running_requests, max_model_len, capacity.page_size, SLACK, vocab_size, device)
+    memory.loaded("state")
     target = load(path, dtype, device, max_positions=state.length, ranks=ranks)
     target.num_tokens = vocab_size
+    memory.loaded("weights")
     proposer = None
     if method is not None:
-        context = ProposerContext(models, target, state, num_pages, capacity.page_size, dtype)
+        context = ProposerContext(models, target, state, 1, capacity.page_size, dtype)
         proposer = method.load().build(context)
-    step = Step(target, target.new_kv_cache(num_pages, capacity.page_size), state, proposer, ranks)
+    step = Step(target, target.new_kv_cache(1, capacity.page_size), state, proposer, ranks)
+    memory.loaded("draft")
     envelope = config.speculation.envelope
     if method is None:
         envelope = envelope.model_copy(update={"num_steps": 0})
+    reserved = memory.size_kv(step, envelope)
+    num_pages = reserved.kv_tokens // capacity.page_size
     if profile is None:
         profile = measure(step, capacity.max_running_requests, envelope, num_pages)
     ends = frozenset(shape.eos_token_ids) | (frozenset() if tokenizer is None else tokenizer.eos_token_ids)
@@ -99,8 +104,10 @@ def assemble(
         eos_token_ids=frozenset(token for token in ends if token < vocab_size),
         lookahead=0 if proposer is None else proposer.lookahead,
         vocab_size=vocab_size,
+        memory_sum=reserved.sentence(),
     )
     controller = Controller(envelope, profile, max_batch=capacity.max_running_requests)
+    graphs = None if (record := recorder(step)) is None else StepGraphs(step, record)
     worker = TargetWorker(
         step,
         controller,
@@ -108,8 +115,11 @@ def assemble(
         method=registry.NO_METHOD if method is None else method.name,
         trees=method is not None and method.trees,
         profile=profile,
-        graphs=None if (record := recorder(step)) is None else StepGraphs(step, record),
+        graphs=graphs,
+        memory_bytes=reserved.parts(),
     )
+    if graphs is not None:
+        record_ahead(graphs, state, worthwhile(profile, envelope, graphs.sizes()))
     stop_text = None if tokenizer is None else lambda stops: StopStrings(tokenizer, stops)
     grammars = None
     if tokenizer is not None:
@@ -167,13 +177,6 @@ def _max_model_len(config: EngineConfig, shape: ModelShape) -> int:
     if wanted is not None and wanted > own:
         raise UsageError(f"--max-model-len is {wanted}, and the checkpoint reaches {own}; at most {own} would work")
     return min(wanted or own, config.capacity.kv_tokens or own)
-
-
-def _kv_tokens(config: EngineConfig, max_model_len: int) -> int:
-    """As asked for, or room for a quarter of the rows at full length; one request of full length always ends for its
-    length and not for want of room, so what its last steps may write is there beside."""
-    capacity, one = config.capacity, max_model_len + SLACK
-    return max(one, capacity.kv_tokens or capacity.max_running_requests * one // 4)
 
 
 def check_vocabulary(target: Path, shape: ModelShape, draft: Path, found: int) -> None:

@@ -135,13 +135,15 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
 
 class CoreReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The model is loaded and warm. The limits are what the HTTP process checks requests against. vocab_size: tokens
-    that are the tokenizer's and have a row in the model; None: the tokenizer's."""
+    that are the tokenizer's and have a row in the model; None: the tokenizer's. memory_sum: what takes the device's
+    memory, in a sentence."""
 
     max_model_len: int
     max_running_requests: int
     kv_tokens: int
     method: str
     vocab_size: int | None = None
+    memory_sum: str = ""
 
 
 class CoreFailed(msgspec.Struct, frozen=True, tag=True):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from pilotfish_engine.contract.speculation import CostProfile, Effective, Envelope
+from pilotfish_engine.contract.speculation import CostProfile, DeviceReport, Effective, Envelope
 from pilotfish_engine.messages import SamplingParams
 
 
@@ -134,7 +134,7 @@ class GenerationBatchResult:
 @dataclass(frozen=True)
 class WorkerLimits:
     """lookahead: how many tokens after it a KV row of any pool depends on. vocab_size: tokens that the model can read
-    and say; None: not known."""
+    and say; None: not known. memory_sum: what takes the device's memory, in a sentence."""
 
     max_running_requests: int
     max_model_len: int
@@ -143,6 +143,7 @@ class WorkerLimits:
     eos_token_ids: frozenset[int] = field(default_factory=frozenset)
     lookahead: int = 0
     vocab_size: int | None = None
+    memory_sum: str = ""
 
 
 class Worker(Protocol):
@@ -186,3 +187,4 @@ class SpeculationReport:
     accept: tuple[float, ...]
     profile: CostProfile | None
     reason: str
+    device: DeviceReport = field(default_factory=DeviceReport)

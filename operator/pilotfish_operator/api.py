@@ -31,7 +31,9 @@ class Model(Part):
         description="Where the weights are: hf://ORG/REPO, pvc://CLAIM/PATH, file:///PATH (in the "
         "image) or package://PACKAGE/FILE (inside an installed Python package)."
     )
-    revision: str | None = Field(None, max_length=256, description="Branch, tag or commit of an hf:// source.")
+    revision: str | None = Field(
+        None, max_length=256, description="Branch, tag or commit of an hf:// source that names none."
+    )
     token_secret_ref: SecretKey | None = Field(None, description="Access token for a gated hf:// source.")
     served_name: str | None = Field(
         None, min_length=1, max_length=253, description="Model name that clients send. Default: the object's name."
@@ -118,10 +120,22 @@ class Engine(Part):
         256, ge=1, le=4096, description="Requests that one replica runs at once; more wait. Default: 256."
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="Precision. Default: auto.")
-    quantization: Literal["None", "FP8", "INT8", "INT4"] = Field(
-        "None", description="Quantisation at load time. Default: None."
+    memory_fraction: float = Field(
+        0.9,
+        ge=0.1,
+        le=0.98,
+        description="Share of an accelerator's memory, or of a container's limit on CPUs, that the engine takes in "
+        "all: weights, draft, largest pass and, of what is left, the KV cache. Default: 0.9.",
     )
-    memory_fraction: float | None = Field(None, ge=0.1, le=0.98, description="Share of accelerator memory to use.")
+    kv_tokens: int | None = Field(
+        None, ge=16, description="Tokens in the KV cache. Default: what memoryFraction leaves for it."
+    )
+    chunk_size: int | None = Field(
+        None,
+        ge=16,
+        le=131072,
+        description="Prompt tokens that go through at once. Default: the engine's own.",
+    )
     page_size: int | None = Field(
         None,
         ge=1,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pilotfish_engine.contract.speculation import Envelope
-from pilotfish_operator.api import Spec
+from pilotfish_operator.api import Model, Spec
 from pilotfish_operator.kinds import (
     CLAIMS,
     CONFIG_MAPS,
@@ -101,17 +101,12 @@ def bounds(spec: Spec) -> Envelope:
 def unsupported(spec: Spec) -> list[str]:
     """Sentences about what the spec asks for and this version's engine cannot do; such a model gets no pods."""
     found = []
-    if spec.model.revision is not None:
+    source = spec.model.source
+    if spec.model.revision is not None and (not source.startswith("hf://") or "@" in source):
         found.append(
-            "spec.model.revision is not supported yet: remove it, or point model.source at a folder that holds it"
+            f"spec.model.revision {spec.model.revision!r} has no meaning beside the source {source}: remove it, or "
+            "give an hf:// source without @"
         )
-    if spec.engine.quantization != "None":
-        found.append(
-            f"spec.engine.quantization {spec.engine.quantization} is not supported yet: set None, or serve a "
-            "quantised GGUF file"
-        )
-    if spec.engine.memory_fraction is not None:
-        found.append("spec.engine.memoryFraction is not supported yet: remove it")
     return found
 
 
@@ -254,13 +249,21 @@ def arguments(owner: Owner, spec: Spec) -> list[str]:
         "num-draft-tokens": asked.draft_tokens if asked.method != "None" else None,
         "max-running-requests": engine.max_concurrency,
         "max-model-len": engine.max_model_len,
+        "memory-fraction": engine.memory_fraction,
+        "kv-tokens": engine.kv_tokens,
+        "chunk-size": engine.chunk_size,
         "page-size": engine.page_size,
         "tensor-parallel-size": engine.tensor_parallel_size if engine.tensor_parallel_size > 1 else None,
         "admin-token-file": f"{ADMIN_DIR}/{TOKEN_KEY}",
         "api-key-file": f"{ACCESS_DIR}/{spec.access.api_key_secret_ref.key}" if spec.access else None,
     }
     words = [word for name, value in flags.items() if value is not None for word in (f"--{name}", str(value))]
-    return [_local(spec.model.source, MODEL_DIR), *words]
+    return [_local(_revised(spec.model), MODEL_DIR), *words]
+
+
+def _revised(model: Model) -> str:
+    """The source at its revision, as the engine takes it."""
+    return model.source if model.revision is None else f"{model.source}@{model.revision}"
 
 
 def _local(source: str, folder: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pilotfish_engine.speculation.step import Step
 from pilotfish_engine.worker import graphs
-from pilotfish_engine.worker.graphs import Recorder
+from pilotfish_engine.worker.recording import Recorder
 
 
 def never(step: Step) -> Recorder | None:

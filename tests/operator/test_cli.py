@@ -35,7 +35,7 @@ def test_plan_prints_objects_and_the_bill(tmp_path: Path, capsys: pytest.Capture
     ("spec", "sentence"),
     [
         ({"model": {}}, "fish: spec.model.source: Field required"),
-        ({"model": {"source": MODEL}, "engine": {"quantization": "FP8"}}, "quantization FP8 is not supported yet"),
+        ({"model": {"source": MODEL, "revision": "main"}}, "spec.model.revision 'main' has no meaning beside"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(

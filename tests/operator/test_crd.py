@@ -43,7 +43,7 @@ def test_only_the_source_is_required_and_the_defaults_are_these() -> None:
     assert spec.model_dump(by_alias=True, exclude_none=True) == {
         "model": {"source": MODEL},
         "speculation": {"method": "Auto", "tuning": "Adaptive", "numSteps": 5, "topK": 1, "disableThreshold": "Auto"},
-        "engine": {"tensorParallelSize": 1, "maxConcurrency": 256, "dtype": "auto", "quantization": "None"},
+        "engine": {"tensorParallelSize": 1, "maxConcurrency": 256, "dtype": "auto", "memoryFraction": 0.9},
         "resources": {"accelerator": "nvidia.com/gpu", "requests": {}, "limits": {}},
         "scheduling": {"nodeSelector": {}, "tolerations": [], "topologySpread": []},
         "rollout": {"drainSeconds": 600, "maxSurge": "Auto"},
@@ -59,7 +59,7 @@ GOOD = {
         "speculation": {"method": "EAGLE3", "draft": {"source": "hf://org/draft"}, "tuning": "Adaptive", "numSteps": 5,
                         "topK": 4, "numDraftTokens": 16, "disableThreshold": 12},
         "engine": {"tensorParallelSize": 2, "maxModelLen": 8192, "maxConcurrency": 256, "dtype": "auto",
-                   "quantization": "None", "memoryFraction": 0.9, "pageSize": 16},
+                   "memoryFraction": 0.85, "kvTokens": 400000, "chunkSize": 2048, "pageSize": 16},
         "resources": {"accelerator": "nvidia.com/gpu", "requests": {"cpu": 2, "memory": "8Gi"}},
         "scheduling": {"nodeSelector": {"a": "b"}, "tolerations": [{"operator": "Exists"}],
                        "affinity": {"nodeAffinity": {}}, "topologySpread": [{"maxSkew": 1}], "priorityClassName": "p"},

@@ -50,7 +50,7 @@ def test_the_default_flags() -> None:
     assert flags() == {
         "--method": "Auto", "--host": "$(POD_IP)", "--port": "8000", "--served-name": "fish", "--dtype": "auto",
         "--num-steps": "5", "--topk": "1", "--num-draft-tokens": "6", "--max-running-requests": "256",
-        "--admin-token-file": "/etc/pilotfish/admin/token",
+        "--memory-fraction": "0.9", "--admin-token-file": "/etc/pilotfish/admin/token",
     }  # fmt: skip
 
 
@@ -58,6 +58,8 @@ def test_the_default_flags() -> None:
     ("parts", "expected"),
     [
         ({"engine": {"maxModelLen": 2048}}, {"--max-model-len": "2048"}),
+        ({"engine": {"memoryFraction": 0.5}}, {"--memory-fraction": "0.5"}),
+        ({"engine": {"kvTokens": 100000, "chunkSize": 2048}}, {"--kv-tokens": "100000", "--chunk-size": "2048"}),
         ({"engine": {"pageSize": 4}}, {"--page-size": "4"}),
         ({"engine": {"dtype": "float32"}}, {"--dtype": "float32"}),
         ({"engine": {"tensorParallelSize": 2}}, {"--tensor-parallel-size": "2"}),
@@ -72,6 +74,11 @@ def test_the_default_flags() -> None:
 def test_what_the_spec_says_becomes_a_flag(parts: dict[str, Any], expected: dict[str, str]) -> None:
     found = flags(**parts)
     assert {name: found.get(name) for name in expected} == expected
+
+
+def test_a_revision_is_part_of_the_source() -> None:
+    of = spec(model={"source": "hf://org/name/file.gguf", "revision": "v1.2"})
+    assert objects.arguments(OWNER, of)[0] == "hf://org/name/file.gguf@v1.2"
 
 
 def test_plain_decoding_has_no_speculation_flags() -> None:

@@ -146,8 +146,7 @@ def test_a_draft_that_misfits_is_said_as_such() -> None:
 
 @pytest.mark.parametrize(
     "parts",
-    [{"engine": {"quantization": "FP8"}}, {"engine": {"memoryFraction": 0.5}},
-     {"model": {"source": "hf://a/b", "revision": "main"}}],
+    [{"model": {"source": "file:///a", "revision": "main"}}, {"model": {"source": "hf://a/b@c", "revision": "main"}}],
 )  # fmt: skip
 def test_what_cannot_work_yet_gets_no_objects(parts: dict[str, Any]) -> None:
     made = planned(spec(**parts), EMPTY)

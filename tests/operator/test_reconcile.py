@@ -212,7 +212,7 @@ def test_the_token_is_nowhere_but_in_its_secret(space: Space, operator: Start, k
 
 def test_what_is_not_supported_yet_is_said_and_gets_no_pods(space: Space, operator: Start) -> None:
     operator()
-    space.apply("fish", {"engine": {"quantization": "FP8"}})
+    space.apply("fish", {"model": {"source": "file:///a", "revision": "main"}})
     message = eventually(lambda: (c := space.condition("fish", "Degraded"))[1] == "Unsupported" and c[2], "said")
-    assert "quantization FP8" in message
+    assert "spec.model.revision 'main'" in message
     assert not space.all(DEPLOYMENTS)

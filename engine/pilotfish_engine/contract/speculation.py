@@ -99,6 +99,16 @@ class Counters(_Frozen):
     emitted_tokens: int = 0
 
 
+class DeviceReport(_Frozen):
+    """What an engine has of its device. memory_bytes: reserved, by what for. recorded: steps made into graphs, in
+    recording_seconds; recording_failures: those that could not be."""
+
+    memory_bytes: dict[str, int] = {}
+    recorded: int = 0
+    recording_seconds: float = 0.0
+    recording_failures: int = 0
+
+
 class EngineReport(_Frozen):
     """Body of GET /v1/speculation.
 
@@ -120,3 +130,4 @@ class EngineReport(_Frozen):
     counters: Counters
     profile: CostProfile | None
     reason: str
+    device: DeviceReport = DeviceReport()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pydantic import TypeAdapter
 
 from pilotfish_engine.inspection.description import Description, Memory
+from pilotfish_engine.worker.memory_sum import size
 
 
 def json_of(found: Description) -> str:
@@ -31,7 +32,7 @@ def _lines(found: Description) -> Iterator[tuple[str, str]]:
     if sizes.context is not None:
         yield "context", f"{sizes.context} tokens"
     beside = f", {_count(found.beside)} beside the model's own" if found.beside and found.is_model else ""
-    yield "parameters", f"{_count(found.parameters)}{beside}, {_size(found.stored_bytes)} on disk"
+    yield "parameters", f"{_count(found.parameters)}{beside}, {size(found.stored_bytes)} on disk"
     total = sum(found.stored_as.values())
     yield "stored as", ", ".join(f"{name} {_share(count / total)}" for name, count in found.stored_as.items())
     yield "tokenizer", found.tokenizer
@@ -61,11 +62,11 @@ def _methods(found: Description) -> Iterator[tuple[str, str]]:
 
 
 def _memory(found: Description, memory: Memory) -> str:
-    parts = [f"{_size(memory.weights)} weights", f"{_size(memory.kv_token)} KV a token"]
+    parts = [f"{size(memory.weights)} weights", f"{size(memory.kv_token)} KV a token"]
     if memory.kv_context is not None:
-        parts.append(f"{_size(memory.kv_context)} a whole context")
+        parts.append(f"{size(memory.kv_context)} a whole context")
     if memory.kv is not None:
-        parts.append(f"{_size(memory.kv)} {found.max_running_requests} requests of {found.max_model_len} tokens")
+        parts.append(f"{size(memory.kv)} {found.max_running_requests} requests of {found.max_model_len} tokens")
     return ", ".join(parts)
 
 
@@ -75,11 +76,3 @@ def _count(number: int) -> str:
 
 def _share(share: float) -> str:
     return f"{share:.0%}" if share >= 0.005 else "<1%"
-
-
-def _size(count: float) -> str:
-    units = ["bytes", "kB", "MB", "GB", "TB"]
-    while count >= 1000 and len(units) > 1:
-        count /= 1000
-        del units[0]
-    return f"{count:.3g} {units[0]}"

@@ -78,3 +78,14 @@ def new_kv_cache(
     size = (num_layers, (num_pages + 1) * page_size, shape.num_kv_heads, shape.head_dim)
     k = zeros(size, dtype, device)
     return KVCache(k, k[..., :0] if shape.latent is not None else zeros(size, dtype, device), page_size)
+
+
+def resize(kv: KVCache, num_pages: int) -> None:
+    """Gives a cache pages 1 … num_pages and the scratch page, all zero; what it held is gone."""
+    layers, _, heads, dim = kv.k.shape
+    size, dtype, device = (layers, (num_pages + 1) * kv.page_size, heads, dim), kv.k.dtype, kv.k.device
+    is_latent = kv.v.shape[3] == 0
+    kv.k = kv.v = kv.k.new_empty(0)  # the old ones go before the new ones come
+    kv.__dict__.pop("layers", None)
+    kv.k = zeros(size, dtype, device)
+    kv.v = kv.k[..., :0] if is_latent else zeros(size, dtype, device)

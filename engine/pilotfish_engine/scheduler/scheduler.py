@@ -135,6 +135,7 @@ class Scheduler:
             counters=self._tally.counters,
             profile=speculation.profile,
             reason=speculation.reason,
+            device=speculation.device,
         )
 
     def set_envelope(self, update: EnvelopeUpdate) -> EngineReport:

@@ -75,6 +75,15 @@ class _ReportCollector:
             "accepted_tokens": (report.counters.accepted_tokens, "Draft tokens accepted"),
             "emitted_tokens": (report.counters.emitted_tokens, "Tokens committed"),
         }
+        device = report.device
+        if device.memory_bytes:
+            memory = GaugeMetricFamily(f"{_PREFIX}_memory_bytes", "Reserved, by what for", labels=["part"])
+            for part, count in device.memory_bytes.items():
+                memory.add_metric([part], count)
+            yield memory
+        counters["recorded_steps"] = (device.recorded, "Steps made into graphs")
+        counters["recording_seconds"] = (device.recording_seconds, "Spent making them, since the start")
+        counters["recording_failures"] = (device.recording_failures, "Steps that could not be recorded, and ran as is")
         for name, (value, text) in gauges.items():
             yield GaugeMetricFamily(f"{_PREFIX}_{name}", text, value=value)
         for name, (value, text) in counters.items():

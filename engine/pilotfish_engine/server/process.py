@@ -171,6 +171,8 @@ class _Life:
         shutil.rmtree(folder, ignore_errors=True)  # a connected pair needs no file, and none is left whatever is killed
         await self._service.link.loaded.wait()
         host, port = listener.getsockname()[:2]
+        if self._service.link.ready is not None and self._service.link.ready.memory_sum:
+            log.info("%s", self._service.link.ready.memory_sum)
         log.info("serving %s on http://%s:%d", self._service.name, f"[{host}]" if ":" in host else host, port)
 
     async def outlive(self, core: subprocess.Popen[bytes], last_words: int) -> None:

@@ -8,9 +8,10 @@ from functools import cached_property
 import torch
 
 
-@dataclass(frozen=True)
+@dataclass
 class KVCache:
-    """k, v: [num_layers, num_slots, num_kv_heads, head_dim]; slot = page * page_size + offset; page 0 is scratch."""
+    """k, v: [num_layers, num_slots, num_kv_heads, head_dim]; slot = page * page_size + offset; page 0 is scratch. Only
+    model.decoder.resize ever changes which tensors they are, before a request or a recorded step reads them."""
 
     k: torch.Tensor
     v: torch.Tensor
@@ -20,6 +21,11 @@ class KVCache:
     def layers(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """k and v of each layer."""
         return list(zip(self.k.unbind(), self.v.unbind(), strict=True))
+
+    @property
+    def token_bytes(self) -> int:
+        """Of one token, in all layers."""
+        return sum(x[:, 0].numel() * x.element_size() for x in (self.k, self.v))
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ Implements types.Worker. Knows nothing about queues, HTTP or when a request ends
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from pilotfish_engine.contract.speculation import PLAIN, CostProfile, Envelope, Settings
+from pilotfish_engine.contract.speculation import PLAIN, CostProfile, DeviceReport, Envelope, Settings
 from pilotfish_engine.errors import EnvelopeError
 from pilotfish_engine.sampling.logprobs import Logprobs, score
 from pilotfish_engine.speculation.controller import Controller
@@ -46,7 +46,7 @@ class _HostArray:
 
 class TargetWorker:
     """One step function, one controller, one state. `trees`: the method can use topk above 1. graphs: of the step,
-    where it is not to run as it is."""
+    where it is not to run as it is. memory_bytes: what was reserved, by what for."""
 
     def __init__(
         self,
@@ -58,6 +58,7 @@ class TargetWorker:
         profile: CostProfile | None,
         clock: Callable[[], float] = time.perf_counter,
         graphs: StepGraphs | None = None,
+        memory_bytes: Mapping[str, int] | None = None,
     ) -> None:
         self._step = step
         self._graphs = graphs
@@ -67,6 +68,7 @@ class TargetWorker:
         self._trees = trees
         self._profile = profile
         self._clock = clock
+        self._memory_bytes = dict(memory_bytes or {})
         self._decoded_at: float | None = None  # the end of the last decode step, if nothing else was run since
 
     @property
@@ -123,6 +125,18 @@ class TargetWorker:
             accept=controller.accept,
             profile=self._profile,
             reason=controller.reason,
+            device=self._device_report(),
+        )
+
+    def _device_report(self) -> DeviceReport:
+        if self._graphs is None:
+            return DeviceReport(memory_bytes=self._memory_bytes)
+        recordings = self._graphs.recordings
+        return DeviceReport(
+            memory_bytes=self._memory_bytes,
+            recorded=recordings.made,
+            recording_seconds=recordings.seconds,
+            recording_failures=recordings.failures,
         )
 
     def forward_batch_generation(self, batch: Batch) -> GenerationBatchResult:

@@ -14,7 +14,9 @@ import torch
 from pilotfish_engine.contract.speculation import PLAIN, Settings
 from pilotfish_engine.engine import Parts
 from pilotfish_engine.worker import graphs
-from pilotfish_engine.worker.graphs import Recorder, StepGraphs, bucket
+from pilotfish_engine.worker.ahead import record_ahead
+from pilotfish_engine.worker.graphs import StepGraphs, bucket
+from pilotfish_engine.worker.recording import TRY_AGAIN_AFTER, Recorder
 from tests.engine.conformance.conftest import prompts, settings_of
 from tests.engine.conformance.harness import NUM_STEPS, Harness, fixed
 from tests.engine.conformance.test_processors import GRAMMARS, LONE_DIGITS, PAIRS
@@ -170,8 +172,51 @@ def test_a_step_that_cannot_be_recorded_runs_as_it_is(engine, greedy, caplog):
     harness.scheduler.set_envelope(fixed(NUM_STEPS, 4))
     (prompt,) = prompts(1, seed=64)
     assert harness.run([prompt], max_tokens=30, ignore_eos=True) == [greedy(prompt, 30)]
-    assert len(asked) == 1, "asked once a kind"
+    assert len(asked) == 1, "not again at once"
     assert "no room for a graph" in caplog.text
+
+
+def test_what_failed_to_be_recorded_is_tried_again(engine, greedy):
+    again, failing = Again(), [True]
+
+    def record(run: Callable[[], Result]) -> Callable[[], Result]:
+        if failing:
+            raise torch.OutOfMemoryError("no room for a graph")
+        return again(run)
+
+    harness = Harness(parts := recorded(engine("NGRAM", "", 16), record))
+    harness.scheduler.set_envelope(fixed(0, 1))
+    (prompt,) = prompts(1, seed=64)
+    assert harness.run([prompt], max_tokens=30, ignore_eos=True) == [greedy(prompt, 30)]
+    failing.clear()
+    recordings = graphs_of(parts).recordings
+    assert (recordings.made, recordings.failures) == (0, 1)
+    for _ in range(TRY_AGAIN_AFTER // 29 + 1):
+        assert harness.run([prompt], max_tokens=30, ignore_eos=True) == [greedy(prompt, 30)]
+    assert (recordings.made, recordings.failures) == (1, 1)
+    assert again.replayed > 0
+    assert parts.worker.speculation_report().device.recording_failures == 1
+
+
+@pytest.mark.parametrize(("method", "draft", "num_steps", "topk"), settings_of([(NUM_STEPS, 4)], "equal", "random"))
+def test_steps_recorded_ahead_are_the_first_ones_too(engine, greedy, method, draft, num_steps, topk):
+    """And leave no trace in what is answered."""
+    parts = recorded(engine(method, draft, 16), again := Again())
+    subject, state = graphs_of(parts), parts.step.state
+    harness = Harness(parts)
+    harness.scheduler.set_envelope(update := fixed(num_steps, topk))
+    settings = Settings(num_steps=num_steps, topk=topk, num_draft_tokens=update.num_draft_tokens or 0)
+    wanted = [(size, kind) for size in subject.sizes() for kind in (PLAIN, settings)]
+    record_ahead(subject, state, wanted)
+    assert again.recorded == 2 * len(wanted) == len(subject.steps)
+    asked = prompts(5, seed=71)
+    lengths = [30, 25, 16, 9, 4]
+    ids = [harness.submit(p, max_tokens=n, ignore_eos=True) for p, n in zip(asked, lengths, strict=True)]
+    sampled = harness.submit(asked[0], max_tokens=6, temperature=0.7, seed=3, ignore_eos=True)
+    harness.drain()
+    assert [harness.answers[i].token_ids for i in ids] == [greedy(p, n) for p, n in zip(asked, lengths, strict=True)]
+    assert len(harness.answers[sampled].token_ids) == 6
+    assert len(subject.steps) == 2 * len(wanted), "each of these steps was there"
 
 
 def test_graphs_that_are_not_used_make_room(engine, greedy, monkeypatch):

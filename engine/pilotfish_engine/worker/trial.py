@@ -1,0 +1,94 @@
+"""Runs the largest passes that serving can ask for, once, and sees what device memory they take; and what recorded
+steps take. On a GPU, over the scratch page alone, before the KV cache has its size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from pilotfish_engine.contract.speculation import PLAIN, Envelope, Settings
+from pilotfish_engine.messages import SamplingParams
+from pilotfish_engine.speculation.proposer import TargetHidden
+from pilotfish_engine.speculation.step import Step
+from pilotfish_engine.types import Admission, Chunk
+from pilotfish_engine.worker.graphs import MOST_GRAPHS, recorder
+from pilotfish_engine.worker.passes import over_spans
+
+# what makes a step's tensors largest: drawing among the likeliest, with penalties and log-probabilities
+DEMANDING = SamplingParams(
+    max_tokens=1, temperature=1.0, top_p=0.9, repetition_penalty=1.1, presence_penalty=0.1, logprobs=1
+)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Bytes beside weights, state and KV."""
+
+    largest_pass: int
+    graphs: int
+
+
+@torch.inference_mode()
+def measure_needs(step: Step, envelope: Envelope, chunk_size: int) -> Needs:
+    """Leaves the state as it found it; what the passes took stays with the allocator, for those to come."""
+    state = step.state
+    rows = list(range(state.padding_row))
+    before = torch.cuda.memory_allocated(state.device)
+    for row in rows:
+        state.admit(Admission(row, [0], 0, [], DEMANDING, 0))
+    try:
+        _extend(step, rows, chunk_size)
+        widest = _widest(step, envelope)
+        for settings in dict.fromkeys([PLAIN, widest]):
+            step.run(state.row_index(rows), rows, settings)
+        torch.cuda.synchronize(state.device)
+        largest_pass = torch.cuda.memory_reserved(state.device) - before
+        return Needs(largest_pass, _graphs(step, rows, widest))
+    finally:
+        for row in rows:
+            state.release(row)
+            state.admit(Admission(row, [0], 0, [], SamplingParams(max_tokens=1, temperature=0.0), 0))
+            state.release(row)
+
+
+def _extend(step: Step, rows: Sequence[int], chunk_size: int) -> None:
+    longest, left, chunks = step.state.length - 2, chunk_size, []
+    for row in rows:
+        if left > 0:
+            chunks.append(Chunk(row, 0, min(left, longest), last=True))
+            left -= chunks[-1].end
+    inputs = over_spans(step.state, [c.row for c in chunks], [0] * len(chunks), [c.end for c in chunks])
+    aux_layers = () if step.proposer is None else step.proposer.aux_layers
+    hidden, aux = step.target.forward(inputs, step.kv, aux_layers)
+    step.target.logits(hidden[: len(rows)])
+    if step.proposer is not None:
+        step.proposer.extend(chunks, TargetHidden(hidden, tuple(aux)))
+
+
+def _widest(step: Step, envelope: Envelope) -> Settings:
+    if step.proposer is None or envelope.num_steps == 0:
+        return PLAIN
+    topk = min(envelope.topk, getattr(step.proposer, "max_topk", envelope.topk))
+    steps = min(envelope.num_steps, getattr(step.proposer, "max_num_steps", envelope.num_steps))
+    return Settings(num_steps=steps, topk=topk, num_draft_tokens=envelope.num_draft_tokens)
+
+
+def _graphs(step: Step, rows: Sequence[int], widest: Settings) -> int:
+    """As many graphs as are kept share their tensors' memory; what the driver keeps of each is its own."""
+    record = recorder(step)
+    if record is None:
+        return 0
+    index = step.state.row_index(rows)
+    free = [torch.cuda.mem_get_info(step.state.device)[0]]
+    kept = []
+    for _ in range(3):
+        kept.append(record(lambda: step.run(index, rows, widest)))
+        kept[-1]()  # the driver may take its part at the first launch
+        torch.cuda.synchronize(step.state.device)
+        free.append(torch.cuda.mem_get_info(step.state.device)[0])
+    each = max(0, free[1] - free[3]) // 2
+    kept.clear()
+    return max(0, free[0] - free[1]) + (MOST_GRAPHS - 1) * each
