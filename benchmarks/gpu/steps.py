@@ -1,0 +1,85 @@
+"""The engine's own step loop at a given load: its time a step, and how much of it the device works."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+
+import torch
+
+from pilotfish_engine.contract.speculation import EnvelopeUpdate
+from pilotfish_engine.engine import Parts
+from pilotfish_engine.messages import SamplingParams, Submit
+from pilotfish_engine.scheduler.scheduler import Scheduler
+
+PROMPT = 512
+WARM = 24  # steps before the clock starts
+STEPS = 120
+LONGEST = 1500  # tokens of an answer, never reached
+REPLAYS = 20
+
+
+@dataclass(frozen=True)
+class Cell:
+    """step_ms: of the loop. device_ms: of the same step's graph, replayed alone; None where it was none."""
+
+    tokens_per_second: float
+    step_ms: float
+    tokens_a_step: float
+    device_ms: float | None
+    prefill_s: float
+
+    @property
+    def waits(self) -> float | None:
+        """The share of a step that the device stands still."""
+        return None if self.device_ms is None else max(0.0, 1 - self.device_ms / self.step_ms)
+
+
+def run(parts: Parts, envelope: EnvelopeUpdate, batch: int, overlap: bool, seed: int, steps: int = STEPS) -> Cell:
+    scheduler = Scheduler(parts.worker, parts.chunk_size, parts.stop_text, overlap)
+    scheduler.set_envelope(envelope)
+    drawn = random.Random(seed)
+    begun = time.perf_counter()
+    for number in range(batch):
+        params = SamplingParams(max_tokens=LONGEST, temperature=0.0, ignore_eos=True)
+        prompt = [drawn.randrange(1000, 100000) for _ in range(PROMPT)]
+        scheduler.submit(Submit(request_id=str(number), prompt=prompt, params=params))
+    started: set[str] = set()
+    while len(started) < batch:
+        started |= {output.request_id for output in scheduler.step() if output.token_ids}
+    prefill_s = time.perf_counter() - begun
+    for _ in range(WARM):
+        scheduler.step()
+    torch.cuda.synchronize()
+    begun, before = time.perf_counter(), scheduler.report().counters
+    for _ in range(steps):
+        scheduler.step()
+    torch.cuda.synchronize()
+    seconds, after = time.perf_counter() - begun, scheduler.report().counters
+    emitted = after.emitted_tokens - before.emitted_tokens
+    device_ms = _replayed_ms(parts)
+    for number in range(batch):
+        scheduler.abort(str(number))
+    while scheduler.has_work:
+        scheduler.step()
+    scheduler.flush_cache()
+    return Cell(emitted / seconds, 1e3 * seconds / steps, emitted / steps / batch, device_ms, prefill_s)
+
+
+def _replayed_ms(parts: Parts) -> float | None:
+    """Of the graph that was used last. Its rows go on by some tokens, in the scratch page where they have no other."""
+    graphs = parts.worker._graphs
+    if graphs is None or not len(graphs.steps):
+        return None
+    again = next(reversed(graphs.steps._graphs.values()))._whole._again
+    if again is None:
+        return None
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    again()
+    begin.record()
+    for _ in range(REPLAYS):
+        again()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / REPLAYS
