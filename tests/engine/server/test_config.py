@@ -31,7 +31,7 @@ EVERY_FLAG = (
     "--draft", "--method", "--host", "--port", "--dtype", "--num-steps", "--topk", "--num-draft-tokens", "--tuning",
     "--disable-threshold", "--max-running-requests", "--max-model-len", "--page-size", "--kv-tokens", "--chunk-size",
     "--tensor-parallel-size", "--overlap", "--max-waiting-requests", "--served-name", "--drain-seconds",
-    "--api-key-file", "--admin-token-file", "--draft-corpus",
+    "--api-key-file", "--admin-token-file", "--draft-corpus", "--memory-fraction",
 )  # fmt: skip
 
 
@@ -51,14 +51,14 @@ WRITTEN = {
     "topk": "2", "num_draft_tokens": "7", "tuning": "Fixed", "disable_threshold": "20", "max_running_requests": "5",
     "max_model_len": "99", "page_size": "32", "kv_tokens": "1000", "chunk_size": "64", "tensor_parallel_size": "1",
     "overlap": "true", "max_waiting_requests": "0", "served_name": "s", "drain_seconds": "1.5", "api_key_file": "a",
-    "admin_token_file": "b", "draft_corpus": "c",
+    "admin_token_file": "b", "draft_corpus": "c", "memory_fraction": "0.8",
 }  # fmt: skip
 RESOLVED = EngineConfig(
     ModelConfig("m", "bfloat16", 99),
     SpeculationConfig(
         "STANDALONE", "d", Envelope(num_steps=3, topk=2, num_draft_tokens=7, disable_threshold=20, tuning="Fixed"), "c"
     ),
-    CapacityConfig(5, 32, 1000, 64, 1, True, 0),
+    CapacityConfig(5, 32, 1000, 0.8, 64, 1, True, 0),
     ServerConfig("::1", 9, "s", "a", "b", 1.5),
 )
 
@@ -100,6 +100,7 @@ def test_the_configuration_reaches_the_model_process_whole() -> None:
         (["--drain-seconds", "soon"], "--drain-seconds 'soon'"),
         (["--drain-seconds", "nan"], "--drain-seconds 'nan'"),
         (["--tensor-parallel-size", "0"], "--tensor-parallel-size '0' is not a whole number from 1 to 64"),
+        (["--memory-fraction", "1.5"], "is not a number from 0.1 to 0.98; 0.9 would work"),
         (["--kv-tokens", "100", "--max-model-len", "200"], "--kv-tokens 100 cannot hold.* 200 or more would work"),
         (["--method", "MAGIC"], "'MAGIC' is unknown; one of None, Auto, .* would work"),
         (["--method", "None", "--draft", SMOLLM2], "takes no draft"),
