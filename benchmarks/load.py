@@ -107,7 +107,7 @@ def stopwatches() -> Iterator[dict[str, float]]:
 
     with ExitStack() as stack:
         stack.enter_context(watch(Step, "__call__", "step"))
-        stack.enter_context(watch(TargetWorker, "forward_batch_generation", "worker"))
+        stack.enter_context(watch(TargetWorker, "launch", "worker"))
         stack.enter_context(watch(Scheduler, "step", "scheduler"))
         yield spent
 

@@ -44,7 +44,7 @@ class CapacityConfig:
     memory_fraction: float = 0.9
     chunk_size: int = 512
     tensor_parallel_size: int = 1
-    overlap: bool = False
+    overlap: bool | None = None  # None: on a GPU
     max_waiting_requests: int = 1024
 
 
@@ -188,7 +188,7 @@ OPTIONS = (
     Option("capacity", "memory_fraction", _fraction, "F", "share of the device's memory that may be taken in all"),
     Option("capacity", "chunk_size", _whole(16, 1 << 17), "N", "prompt tokens that go through the model at once"),
     Option("capacity", "tensor_parallel_size", _whole(1, 64), "T", "devices that share the model"),
-    Option("capacity", "overlap", _switch, "BOOL", "plan the next step while this one runs"),
+    Option("capacity", "overlap", _switch, "BOOL", "plan the next step while this one runs; default: on a GPU"),
     Option("capacity", "max_waiting_requests", _whole(0, 1 << 20), "N", "requests that may wait before a 503"),
     Option("server", "served_name", _text, "NAME", "name of the model in the API"),
     Option("server", "drain_seconds", _seconds, "S", "how long running requests may finish after SIGTERM"),

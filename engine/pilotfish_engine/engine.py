@@ -57,7 +57,10 @@ def build(config: EngineConfig) -> Scheduler:
 
 
 def schedule(config: EngineConfig, parts: Parts, worker: Worker) -> Scheduler:
-    return Scheduler(worker, parts.chunk_size, parts.stop_text, config.capacity.overlap, grammars=parts.grammars)
+    overlap = config.capacity.overlap
+    if overlap is None:
+        overlap = parts.step.state.device.type == "cuda"
+    return Scheduler(worker, parts.chunk_size, parts.stop_text, overlap, grammars=parts.grammars)
 
 
 def assemble(

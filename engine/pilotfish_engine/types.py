@@ -7,7 +7,7 @@ A *slot* is one KV position of the pool: page * page_size + offset. Page 0 is sc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -131,6 +131,9 @@ class GenerationBatchResult:
         return [flat[i * stride : i * stride + n] for i, n in enumerate(self.accept_lens.tolist())]
 
 
+Read = Callable[[], GenerationBatchResult]  # waits; raises what the batch raised; the same each time
+
+
 @dataclass(frozen=True)
 class WorkerLimits:
     """lookahead: how many tokens after it a KV row of any pool depends on. vocab_size: tokens that the model can read
@@ -161,7 +164,11 @@ class Worker(Protocol):
         """Raises RequestError on parameters that cannot be; the row is released then."""
         ...
 
-    def forward_batch_generation(self, batch: Batch) -> GenerationBatchResult: ...
+    def launch(self, batch: Batch) -> Read:
+        """Starts the batch behind those that were launched before it. What it gives is read, in order of launching,
+        when it is wanted; until then the device may be at work. Rows that are admitted or released meanwhile are
+        those that no batch under way has."""
+        ...
 
     def reusable_len(self, row: int, seq_len: int) -> int:
         """How many of the row's first `seq_len` KV rows are right in every pool and may enter the prefix cache."""

@@ -15,6 +15,7 @@ import torch
 
 from pilotfish_engine.errors import RequestError
 from pilotfish_engine.messages import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, SamplingParams
+from pilotfish_engine.model.memory import put
 
 MAX_END_TOKENS = 2 * MAX_STOP_TOKENS  # of a request and of the model together
 RULED_OUT = float("-inf")
@@ -166,8 +167,8 @@ class Processors:
                 raise RequestError(f"{field} has the token {token}; 0 to {self._vocab_size - 1} would work", field)
         padding = [(0, 0.0)] * (width - len(entries))
         added_to, added = zip(*entries, *padding, strict=True)
-        ids[row] = torch.tensor(added_to, dtype=torch.int64).to(self._device)
-        values[row] = torch.tensor(added, dtype=torch.float32).to(self._device)
+        ids[row] = put(added_to, torch.int64, self._device)
+        values[row] = put(added, torch.float32, self._device)
 
     @staticmethod
     def _any(flags: Sequence[bool], host_rows: Sequence[int]) -> bool:

@@ -37,6 +37,7 @@ class Request:
     accepted_tokens: int = 0
     finish_reason: FinishReason | None = None
     error: str | None = None
+    spoiled: bool = False  # its KV may be wrong
     fault: str | None = None  # the parameter that the error is about
     text_end: int | None = None
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # from the second token on

@@ -19,7 +19,7 @@ from pilotfish_engine.scheduler.policy import PrefillWork, plan_chunks
 from pilotfish_engine.scheduler.preparing import GrammarCompiler, Preparing
 from pilotfish_engine.scheduler.request import Request
 from pilotfish_engine.scheduler.room import Room
-from pilotfish_engine.scheduler.steps import DecodeSteps, logprobs, score_prompt
+from pilotfish_engine.scheduler.steps import Launched, Steps, logprobs, score_prompt
 from pilotfish_engine.scheduler.stops import StopChecker, StopTextFactory
 from pilotfish_engine.scheduler.tally import Tally
 from pilotfish_engine.scheduler.waiting import Waiting
@@ -41,7 +41,8 @@ class Scheduler:
         grammars: GrammarCompiler | None = None,
     ) -> None:
         self._worker = worker
-        self._steps = DecodeSteps(worker, overlap)
+        self._steps = Steps(worker)
+        self._overlap = overlap
         self._chunk_size = chunk_size
         self._stop_text = stop_text
         self._room = Room(worker)
@@ -110,11 +111,16 @@ class Scheduler:
             self._retire(request)
 
     def step(self) -> list[Output]:
-        """One iteration. Returns what it committed and which requests it ended."""
+        """One iteration. Returns what it committed and which requests it ended. With overlap its last batch is left to
+        the next one: the device has that to do until more is launched."""
+        before = self._steps.launched
         self._take_prepared()
         self._admit()
         self._extend()
+        if not self._overlap:
+            self._collect()
         self._decode()
+        self._collect(leave=int(self._overlap and self._steps.launched > before))
         outputs, self._outputs = self._outputs, []
         return outputs
 
@@ -187,7 +193,6 @@ class Scheduler:
 
     def _start(self, request: Request) -> None:
         """A row for a request that has its pages."""
-        self._collect()  # rows change only between steps
         request.row = self._free_rows.pop()
         self._running.append(request)
         admission = Admission(
@@ -204,21 +209,22 @@ class Scheduler:
         try:
             self._worker.admit(admission)
         except Exception as error:  # parameters that cannot be, or no memory for what they need
-            self._fail(request, error, keep=False)
+            request.spoiled = True
+            self._fail(request, error)
 
     def _grow(self, request: Request, reserve: int) -> NewPages | None:
         """Pages for the next step of a decoding request; others are retracted, the last in order first, until they are
         there."""
         while request.running:
-            under_way = request in self._steps.requests  # what that step commits is not known yet
-            missing = self._room.missing(request, reserve * (1 + under_way))
+            # what steps under way commit is not known yet
+            missing = self._room.missing(request, reserve * (1 + self._steps.count(request)))
             if missing == 0:
                 return None
             if (fresh := self._room.take(missing)) is not None:
                 added = NewPages(request.row, len(request.pages), fresh)
                 request.pages = request.pages + fresh
                 return added
-            if self._steps.requests:  # what ends in the step under way gives its pages back
+            if self._steps:  # what ends in steps under way gives its pages back
                 self._collect()
             elif len(self._running) == 1:
                 self._fail(request, self._room.too_large(request))
@@ -229,28 +235,25 @@ class Scheduler:
     # --- running batches
 
     def _extend(self) -> None:
-        todo = sorted((r for r in self._running if not r.decoding), key=lambda request: request.place)
+        todo = [r for r in self._running if not r.decoding and r.finish_reason is None]
+        todo.sort(key=lambda request: request.place)
         chunks = plan_chunks([PrefillWork(r.row, r.computed_len, len(r.token_ids)) for r in todo], self._chunk_size)
         if not chunks:
             return
-        self._collect()
         by_row = {request.row: request for request in todo}
         requests = [by_row[chunk.row] for chunk in chunks]
         with self._ending_on_failure(requests):
-            result = self._worker.forward_batch_generation(Batch(ForwardMode.EXTEND, chunks=chunks))
-            self._failed_steps = 0
-            for place, (chunk, request, tokens) in enumerate(zip(chunks, requests, result.committed(), strict=True)):
+            self._steps.launch(Batch(ForwardMode.EXTEND, chunks=chunks), requests)
+            for chunk, request in zip(chunks, requests, strict=True):
                 request.computed_len = chunk.end
-                score_prompt(request, chunk.start, result.prompt_logprobs.get(place))
-                if chunk.last:
-                    request.decoding = True
-                    self._commit(request, tokens, result, place)
+                request.decoding = chunk.last
 
     def _decode(self) -> None:
-        """Starts the next step, then commits what the one before it gave; without overlap that is the same step."""
         reserve = self._worker.reserve_tokens
         new_pages = [added for request in self._decoding() if (added := self._grow(request, reserve)) is not None]
         requests = self._decoding()
+        if not requests:
+            return
         rows = [request.row for request in requests]
         members = set(rows)  # a request may have grown and then been retracted for another
         batch = Batch(
@@ -259,48 +262,50 @@ class Scheduler:
             new_pages=[added for added in new_pages if added.row in members],
             context_tokens=self._context_tokens(requests),
         )
-        with self._ending_on_failure([*requests, *self._steps.requests]):
-            done = self._steps.next(requests, batch)
-            if done is not None:
-                self._commit_step(*done)
+        with self._ending_on_failure(requests):
+            self._steps.launch(batch, requests)
 
     def _decoding(self) -> list[Request]:
         return [request for request in self._running if request.decoding and request.finish_reason is None]
 
-    def _collect(self) -> None:
-        """Commits the step that is under way, if one is: from here on the host knows what the device knows."""
-        if not self._steps.requests:
-            return
-        with self._ending_on_failure(self._steps.requests):
-            done = self._steps.collect()
-            if done is not None:
-                self._commit_step(*done)
+    def _collect(self, leave: int = 0) -> None:
+        """Commits the batches that are under way but for the last `leave`; with none of these the host knows from here
+        on what the device knows."""
+        while len(self._steps) > leave:
+            with self._ending_on_failure(self._steps.oldest()):
+                self._commit_batch(*self._steps.take())
 
     @contextmanager
     def _ending_on_failure(self, requests: Sequence[Request]) -> Iterator[None]:
-        """A step that fails ends the requests that were in it, and no others."""
+        """A batch that fails ends the requests that were in it, and no others."""
         try:
             yield
         except Exception as error:
             self._failed_steps += 1
             self._last_failure = f"{type(error).__name__}: {error}"
-            for request in dict.fromkeys([*requests, *self._steps.abandon()]):
-                if request.running and request.finish_reason is None:
-                    self._fail(request, f"the step failed ({self._last_failure})", keep=False)
-                elif request.running:  # it had ended, and waited for this step only
-                    self._leave(request, keep=False)
+            for request in requests:
+                request.spoiled = True
+                if request.finish_reason is None:
+                    self._fail(request, f"the step failed ({self._last_failure})")
+                else:  # it had ended, and waited for this batch
+                    self._retire(request)
 
-    def _commit_step(self, requests: Sequence[Request], result: GenerationBatchResult) -> None:
+    def _commit_batch(self, launched: Launched, result: GenerationBatchResult) -> None:
         self._failed_steps = 0
-        plain = result.num_draft_tokens == 1
+        batch, requests = launched
+        decodes, plain = batch.mode is ForwardMode.DECODE, result.num_draft_tokens == 1
         steps = zip(requests, result.committed(), result.draft_lens.tolist(), strict=True)
         for place, (request, tokens, drafted) in enumerate(steps):
-            if request.finish_reason is not None:  # it ended while this step was under way
+            if request.finish_reason is not None:  # it ended while this batch was under way
                 self._retire(request)
                 continue
-            request.drafted_tokens += drafted
-            self._tally.step(plain, drafted)
-            self._commit(request, tokens, result, place)
+            if decodes:
+                request.drafted_tokens += drafted
+                self._tally.step(plain, drafted)
+            else:
+                score_prompt(request, batch.chunks[place].start, result.prompt_logprobs.get(place))
+            if tokens:
+                self._commit(request, tokens, result, place)
 
     def _commit(self, request: Request, tokens: list[int], result: GenerationBatchResult, place: int) -> None:
         """Appends a step's tokens up to the earliest end."""
@@ -324,31 +329,29 @@ class Scheduler:
     # --- the end of a request
 
     def _retire(self, request: Request) -> None:
-        """Ends what has a finish_reason. A request in a step that is under way leaves when the step is committed."""
+        """Ends what has a finish_reason. A request in batches under way leaves when the last of them is committed."""
         self._tally.time(len(self._requests))
         self._requests.pop(request.request_id, None)
-        if request in self._steps.requests:
+        if self._steps.count(request):
             return
         if request.running:
             self._leave(request)
         self._waiting.discard(request)
         self._preparing.discard(request)
 
-    def _leave(self, request: Request, keep: bool = True) -> None:
-        """Gives back row and pages. `keep`: the KV is right, and its full pages enter the prefix cache."""
+    def _leave(self, request: Request) -> None:
+        """Gives back row and pages. Where the KV is right, its full pages enter the prefix cache."""
         right = min(request.computed_len, len(request.token_ids) - 1)
-        self._room.leave(request, self._worker.reusable_len(request.row, right) if keep else 0)
+        self._room.leave(request, 0 if request.spoiled else self._worker.reusable_len(request.row, right))
         self._worker.release(request.row)
         self._free_rows.append(request.row)
         self._running.remove(request)
         request.row, request.decoding = -1, False
 
-    def _fail(self, request: Request, reason: str | BaseException, keep: bool = True) -> None:
+    def _fail(self, request: Request, reason: str | BaseException) -> None:
         request.finish_reason, request.error = "error", str(reason)
         request.fault = reason.field if isinstance(reason, RequestError) else None
         self._outputs.append(request.output([]))
-        if request.running and request not in self._steps.requests:
-            self._leave(request, keep)
         self._retire(request)
 
     def _context_tokens(self, requests: Sequence[Request]) -> int:

@@ -1,65 +1,48 @@
-"""Decode steps in order: one at a time, or with overlap one under way while the next is planned.
+"""Batches in the order of launching: without overlap each is read at once, with it behind the launch of the next.
 
-With overlap the worker runs in a thread of its own. A step is started before the one before it is committed: device
-state is always ahead of the host's, and what the host does not know yet (how many tokens came, who ended) it learns
-one step later.
+Device state is always ahead of the host's: what the host does not know yet (how many tokens came, who ended) it learns
+one iteration later, and what it plans holds for whatever came.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Iterable, Sequence
 
 from pilotfish_engine.messages import TokenLogprob
 from pilotfish_engine.scheduler.request import Request
-from pilotfish_engine.types import Batch, GenerationBatchResult, LogprobArrays, Worker
+from pilotfish_engine.types import Batch, GenerationBatchResult, LogprobArrays, Read, Worker
 
-Done = tuple[Sequence[Request], GenerationBatchResult]
+Launched = tuple[Batch, Sequence[Request]]  # the batch, and its requests in its order
 
 
-class DecodeSteps:
-    """At most one step is under way. `requests`: those in it; empty when none is."""
+class Steps:
+    """Those under way, which are launched and not read, the oldest first."""
 
-    def __init__(self, worker: Worker, overlap: bool) -> None:
+    def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._thread = ThreadPoolExecutor(1, "decode") if overlap else None
-        self.requests: Sequence[Request] = ()
-        self._result: Callable[[], GenerationBatchResult] | None = None
+        self._under_way: deque[tuple[Launched, Read]] = deque()
+        self.launched = 0  # ever
 
-    def next(self, requests: Sequence[Request], batch: Batch) -> Done | None:
-        """Starts a step of `requests` (none: starts nothing), and returns the one to commit now, if there is one.
+    def __len__(self) -> int:
+        return len(self._under_way)
 
-        Raises what the step to commit raised.
-        """
-        if self._thread is None:
-            return (requests, self._worker.forward_batch_generation(batch)) if requests else None
-        before, result_before = self._take()
-        if requests:
-            self.requests = requests
-            self._result = self._thread.submit(self._worker.forward_batch_generation, batch).result
-        return (before, result_before()) if result_before is not None else None
+    def count(self, request: Request) -> int:
+        """In how many of those under way the request is."""
+        return sum(request in requests for (_, requests), _ in self._under_way)
 
-    def collect(self) -> Done | None:
-        """Waits for the step under way and returns it for committing; None when there is none. Raises what it
-        raised."""
-        requests, result = self._take()
-        return (requests, result()) if result is not None else None
+    def oldest(self) -> Sequence[Request]:
+        return self._under_way[0][0][1]
 
-    def abandon(self) -> Sequence[Request]:
-        """Waits for the step under way, forgets its result, and returns its requests."""
-        requests, result = self._take()
-        if result is not None:
-            try:
-                result()
-            except Exception:  # its requests are ended by the caller for the failure before it
-                return requests
-        return requests
+    def launch(self, batch: Batch, requests: Sequence[Request]) -> None:
+        """Raises what the worker raises; then nothing is under way that was not before."""
+        self._under_way.append(((batch, requests), self._worker.launch(batch)))
+        self.launched += 1
 
-    def _take(self) -> tuple[Sequence[Request], Callable[[], GenerationBatchResult] | None]:
-        """The step under way, which from here on is the caller's to wait for."""
-        taken = self.requests, self._result
-        self.requests, self._result = (), None
-        return taken
+    def take(self) -> tuple[Launched, GenerationBatchResult]:
+        """Waits for the oldest, which is under way no longer. Raises what it raised."""
+        launched, read = self._under_way.popleft()
+        return launched, read()
 
 
 def logprobs(result: GenerationBatchResult, place: int, count: int, wanted: int | None) -> list[TokenLogprob] | None:

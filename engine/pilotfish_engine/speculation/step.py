@@ -14,6 +14,7 @@ import torch
 from pilotfish_engine.contract.speculation import Settings
 from pilotfish_engine.errors import MethodError
 from pilotfish_engine.model.decoder import Decoder
+from pilotfish_engine.model.memory import put
 from pilotfish_engine.sampling.grammar_rows import TreeNodes
 from pilotfish_engine.sampling.logprobs import Logprobs, score
 from pilotfish_engine.sampling.processors import Paths
@@ -34,12 +35,6 @@ class StepResult:
     draft_lens: torch.Tensor
     num_draft_tokens: int
     logprobs: Logprobs | None
-
-    def on_host(self) -> tuple[list[int], list[int], list[int]]:
-        """accept_lens, draft_lens and next_token_ids, by one copy, which waits for the step."""
-        batch = len(self.accept_lens)
-        copied: list[int] = torch.cat([self.accept_lens, self.draft_lens, self.next_token_ids]).tolist()
-        return copied[:batch], copied[batch : 2 * batch], copied[2 * batch :]
 
 
 @dataclass(frozen=True)
@@ -63,7 +58,7 @@ class Step:
         nothing after it, but for grammars."""
         counts = self.due(host_rows, settings)
         if counts is not None:
-            on_device = torch.tensor(counts, dtype=torch.int64).to(rows.device)
+            on_device = put(counts, torch.int64, rows.device)
             self.catch_up(rows, host_rows, on_device, max(counts))
 
     def due(self, host_rows: Sequence[int], settings: Settings) -> list[int] | None:

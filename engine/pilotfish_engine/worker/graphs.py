@@ -18,6 +18,7 @@ from typing import Generic, TypeVar
 import torch
 
 from pilotfish_engine.contract.speculation import Settings
+from pilotfish_engine.model.memory import put
 from pilotfish_engine.sampling.logprobs import Logprobs
 from pilotfish_engine.speculation.step import Step, StepResult
 from pilotfish_engine.worker.recording import CudaRecorder, Recorder, Recordings
@@ -129,7 +130,8 @@ class _CatchUpGraph(_Graph):
         self._read = _Part(recordings, self._run)
 
     def __call__(self, counts: Sequence[int]) -> None:
-        self._counts.copy_(torch.tensor([*counts, *[0] * (len(self.rows) - len(counts))]))
+        padded = [*counts, *[0] * (len(self.rows) - len(counts))]
+        self._counts.copy_(put(padded, torch.int64, self._counts.device))
         self._read()
 
     def _run(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pilotfish_engine.model.memory import put
 from pilotfish_engine.worker.inputs import ForwardInputs
 from pilotfish_engine.worker.state import RequestState
 
@@ -21,15 +22,15 @@ def over_spans(
     device = state.device
     counts = [end - begin for begin, end in zip(begins, ends, strict=True)]
     rows = state.row_index(host_rows)
-    row_of = torch.repeat_interleave(rows, torch.tensor(counts, device=device), output_size=sum(counts))
+    row_of = torch.repeat_interleave(rows, put(counts, torch.int64, device), output_size=sum(counts))
     at = torch.cat([torch.arange(begin, end, device=device) for begin, end in zip(begins, ends, strict=True)])
     return ForwardInputs(
         token_ids=state.tokens[row_of, at + shift],
         positions=at,
         slots=state.slots(row_of, at.unsqueeze(1)).squeeze(1),
         page_table=state.page_table[rows],
-        prefix_lens=torch.tensor(begins, dtype=torch.int32, device=device),
-        q_indptr=torch.tensor([0, *counts], dtype=torch.int32, device=device).cumsum(0, dtype=torch.int32),
+        prefix_lens=put(begins, torch.int32, device),
+        q_indptr=put([0, *counts], torch.int32, device).cumsum(0, dtype=torch.int32),
         tree_mask=None,
     )
 

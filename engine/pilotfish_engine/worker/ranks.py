@@ -14,6 +14,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from io import BufferedReader, RawIOBase
 from typing import BinaryIO, TypeVar, cast
@@ -26,7 +27,7 @@ from pilotfish_engine.config import stay_on_this_machine
 from pilotfish_engine.contract.speculation import Envelope, Settings
 from pilotfish_engine.errors import UsageError
 from pilotfish_engine.model.parallel import Ranks
-from pilotfish_engine.types import Admission, Batch, GenerationBatchResult, SpeculationReport, WorkerLimits
+from pilotfish_engine.types import Admission, Batch, GenerationBatchResult, Read, SpeculationReport, WorkerLimits
 from pilotfish_engine.worker.target import TargetWorker
 
 CAUSE_SECONDS = 0.2
@@ -189,11 +190,22 @@ class Leader:
         params = msgspec.structs.replace(admission.params, grammar=None, logprobs=None)
         self._followers.send(Admit(replace(admission, params=params, grammar=None)))
 
-    def forward_batch_generation(self, batch: Batch) -> GenerationBatchResult:
+    def launch(self, batch: Batch) -> Read:
         settings = self._worker.settings_for(batch)
         self._followers.send(Run(batch, settings.num_steps, settings.topk, settings.num_draft_tokens))
+        with self._ending_together():
+            read = self._worker.start(batch, settings)
+
+        def result() -> GenerationBatchResult:
+            with self._ending_together():
+                return read()
+
+        return result
+
+    @contextmanager
+    def _ending_together(self) -> Iterator[None]:
         try:
-            return self._worker.run(batch, settings)
+            yield
         except Exception as error:
             time.sleep(CAUSE_SECONDS)  # when a rank has died, that is the cause, and its watcher says so
             self._followers.end(f"rank 0 failed in a step ({type(error).__name__}: {error}), and the engine with it")
@@ -226,7 +238,7 @@ def follow(pipe: BinaryIO, load: Callable[[Load], TargetWorker]) -> None:
                 worker.admit(admission)
             case Run(batch, num_steps, topk, num_draft_tokens):
                 settings = Settings(num_steps=num_steps, topk=topk, num_draft_tokens=num_draft_tokens)
-                worker.run(batch, settings)
+                worker.start(batch, settings)()
             case Release(row):
                 worker.release(row)
 

@@ -12,6 +12,7 @@ import torch
 
 from pilotfish_engine import kernels
 from pilotfish_engine.errors import RequestError
+from pilotfish_engine.model.memory import put
 from pilotfish_engine.sampling.draw import SamplingRows, choose, draft_logits
 from pilotfish_engine.sampling.grammar_rows import GrammarRows
 from pilotfish_engine.sampling.processors import Paths, Processors
@@ -82,8 +83,7 @@ class RequestState:
     def admit(self, admission: Admission) -> None:
         """Raises RequestError on parameters that cannot be."""
         row, params = admission.row, admission.params
-        known = torch.tensor(admission.token_ids, dtype=torch.int64)
-        self.tokens[row, : len(known)] = known.to(self.device)
+        self.tokens[row, : len(admission.token_ids)] = put(admission.token_ids, torch.int64, self.device)
         self.seq_lens[row] = admission.cached_len
         self.page_table[row] = SCRATCH_PAGE
         self.append_pages(row, 0, admission.pages)
@@ -108,8 +108,7 @@ class RequestState:
         self._traits[row] = sum(needed << bit for bit, needed in enumerate(needs))
 
     def append_pages(self, row: int, first: int, pages: Sequence[int]) -> None:
-        added = torch.tensor(pages, dtype=torch.int32)
-        self.page_table[row, first : first + len(added)] = added.to(self.device)
+        self.page_table[row, first : first + len(pages)] = put(pages, torch.int32, self.device)
 
     def release(self, row: int) -> None:
         self.seq_lens[row] = 0
@@ -119,7 +118,7 @@ class RequestState:
     def row_index(self, rows: Sequence[int]) -> torch.Tensor:
         """int64 [n], on the device, for reading: the same tensor as before where the rows are."""
         if self._indexed != rows:
-            self._indexed, self._index = list(rows), torch.tensor(rows, dtype=torch.int64).to(self.device)
+            self._indexed, self._index = list(rows), put(rows, torch.int64, self.device)
         return self._index
 
     def slots(self, rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

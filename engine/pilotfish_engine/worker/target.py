@@ -6,6 +6,7 @@ Implements types.Worker. Knows nothing about queues, HTTP or when a request ends
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +14,7 @@ import torch
 
 from pilotfish_engine.contract.speculation import PLAIN, CostProfile, DeviceReport, Envelope, Settings
 from pilotfish_engine.errors import EnvelopeError
+from pilotfish_engine.model.memory import put
 from pilotfish_engine.sampling.logprobs import Logprobs, score
 from pilotfish_engine.speculation.controller import Controller
 from pilotfish_engine.speculation.proposer import TargetHidden
@@ -25,11 +27,13 @@ from pilotfish_engine.types import (
     ForwardMode,
     GenerationBatchResult,
     LogprobArrays,
+    Read,
     SpeculationReport,
     WorkerLimits,
 )
 from pilotfish_engine.worker.graphs import StepGraphs
 from pilotfish_engine.worker.passes import last_places, over_spans
+from pilotfish_engine.worker.to_host import Moment, ToHost, logprobs_to_host
 
 SCORED_AT_ONCE = 64  # tokens of a prompt
 
@@ -42,6 +46,17 @@ class _HostArray:
 
     def tolist(self) -> list[int]:
         return self.values
+
+
+class _Launched:
+    """A batch whose result is still to be read, once."""
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+        self.result: GenerationBatchResult | None = None
+
+    def finish(self) -> None:
+        self.result = self._read()
 
 
 class TargetWorker:
@@ -69,7 +84,8 @@ class TargetWorker:
         self._profile = profile
         self._clock = clock
         self._memory_bytes = dict(memory_bytes or {})
-        self._decoded_at: float | None = None  # the end of the last decode step, if nothing else was run since
+        self._ended: Moment | None = None  # the end of the last decode step, if nothing else was run since
+        self._unread: deque[_Launched] = deque()
 
     @property
     def limits(self) -> WorkerLimits:
@@ -139,8 +155,8 @@ class TargetWorker:
             recording_failures=recordings.failures,
         )
 
-    def forward_batch_generation(self, batch: Batch) -> GenerationBatchResult:
-        return self.run(batch, self.settings_for(batch))
+    def launch(self, batch: Batch) -> Read:
+        return self.start(batch, self.settings_for(batch))
 
     def settings_for(self, batch: Batch) -> Settings:
         """What the controller chooses; asked once for each batch, before it runs."""
@@ -151,54 +167,82 @@ class TargetWorker:
         return self._controller.choose(len(batch.rows), batch.context_tokens, self._graphs.preparing(batch.rows))
 
     @torch.inference_mode()
-    def run(self, batch: Batch, settings: Settings) -> GenerationBatchResult:
+    def start(self, batch: Batch, settings: Settings) -> Read:
+        """As `launch`, with these settings."""
+        host_rows = batch.rows or [chunk.row for chunk in batch.chunks]
+        if self._step.state.grammars.guides(host_rows):  # masks are made of what was committed
+            self._read_all()
         for added in batch.new_pages:
             self._step.state.append_pages(added.row, added.first, added.pages)
         if batch.mode is ForwardMode.EXTEND:
-            self._decoded_at = None
-            return self._extend(batch.chunks)
-        return self._decode(batch.rows, batch.context_tokens, settings)
+            self._ended = None
+            read = self._extend(batch.chunks)
+        else:
+            read = self._decode(batch.rows, batch.context_tokens, settings)
+        launched = _Launched(read)
+        self._unread.append(launched)
 
-    def _decode(self, host_rows: Sequence[int], context_tokens: int, settings: Settings) -> GenerationBatchResult:
-        begun = self._clock()
-        host_ms = None if self._decoded_at is None else (begun - self._decoded_at) * 1e3
-        result = (self._graphs or self._step)(self._step.state.row_index(host_rows), host_rows, settings)
-        accept_lens, draft_lens, next_token_ids = result.on_host()
-        logprobs = None if result.logprobs is None else _on_host(result.logprobs)
-        self._decoded_at = self._clock()
+        def result() -> GenerationBatchResult:
+            while launched.result is None:  # in order: what one leaves on the host the next goes on from
+                self._unread.popleft().finish()
+            return launched.result
+
+        return result
+
+    def _read_all(self) -> None:
+        while self._unread:
+            self._unread.popleft().finish()
+
+    def _decode(self, host_rows: Sequence[int], context_tokens: int, settings: Settings) -> Read:
+        state, device = self._step.state, self._step.state.device
+        begun, before = Moment(device, self._clock), self._ended
+        result = (self._graphs or self._step)(state.row_index(host_rows), host_rows, settings)
+        copies = ToHost([result.accept_lens, result.draft_lens, result.next_token_ids])
+        logprobs = None if result.logprobs is None else logprobs_to_host(result.logprobs)
+        ended = self._ended = Moment(device, self._clock)
         # one that was recorded, or ran before it was, says nothing of the others
         usual = self._graphs is None or self._graphs.replayed
-        step_ms = (self._decoded_at - begun) * 1e3 if usual else None
-        self._controller.observe(settings, context_tokens, accept_lens, step_ms, host_ms)
-        done = GenerationBatchResult(
-            next_token_ids=_HostArray(next_token_ids),
-            accept_lens=_HostArray(accept_lens),
-            draft_lens=_HostArray(draft_lens),
-            num_draft_tokens=result.num_draft_tokens,
-            logprobs=logprobs,
-        )
-        if not self._step.state.grammars.guides(host_rows):
-            return done
-        return replace(done, errors=self._step.state.grammars.advance(host_rows, done.committed()))
 
-    def _extend(self, chunks: Sequence[Chunk]) -> GenerationBatchResult:
+        def read() -> GenerationBatchResult:
+            accept_lens, draft_lens, next_token_ids = (copy.tolist() for copy in copies.read())
+            host_ms = None if before is None else before.ms_until(begun)
+            step_ms = begun.ms_until(ended) if usual else None
+            self._controller.observe(settings, context_tokens, accept_lens, step_ms, host_ms)
+            done = GenerationBatchResult(
+                next_token_ids=_HostArray(next_token_ids),
+                accept_lens=_HostArray(accept_lens),
+                draft_lens=_HostArray(draft_lens),
+                num_draft_tokens=result.num_draft_tokens,
+                logprobs=None if logprobs is None else logprobs(),
+            )
+            if not state.grammars.guides(host_rows):
+                return done
+            return replace(done, errors=state.grammars.advance(host_rows, done.committed()))
+
+        return read
+
+    def _extend(self, chunks: Sequence[Chunk]) -> Read:
         state, step = self._step.state, self._step
         host_rows, ends = [chunk.row for chunk in chunks], [chunk.end for chunk in chunks]
         rows = state.row_index(host_rows)
         inputs = over_spans(state, host_rows, [chunk.start for chunk in chunks], ends)
         aux_layers = step.proposer.aux_layers if step.proposer is not None else ()
         hidden, aux = step.target.forward(inputs, step.kv, aux_layers)
-        state.seq_lens[rows] = torch.tensor(ends, dtype=torch.int64).to(state.device)
-        result = self._first_tokens(chunks, rows, hidden[last_places(inputs)])
-        result = replace(result, prompt_logprobs=self._prompt_logprobs(chunks, hidden))
+        state.seq_lens[rows] = put(ends, torch.int64, state.device)
+        first_tokens = self._first_tokens(chunks, rows, hidden[last_places(inputs)])
+        scored = self._prompt_logprobs(chunks, hidden)
         if step.proposer is not None:
             step.proposer.extend(chunks, TargetHidden(hidden, tuple(aux)))
-        return result
 
-    def _prompt_logprobs(self, chunks: Sequence[Chunk], hidden: torch.Tensor) -> dict[int, LogprobArrays]:
+        def read() -> GenerationBatchResult:
+            return replace(first_tokens(), prompt_logprobs={place: found() for place, found in scored.items()})
+
+        return read
+
+    def _prompt_logprobs(self, chunks: Sequence[Chunk], hidden: torch.Tensor) -> dict[int, Callable[[], LogprobArrays]]:
         """By the chunk's place; hidden: [N, H], of all tokens of the chunks. Logits are made of a few tokens at a time:
         of all they may be gigabytes."""
-        found: dict[int, LogprobArrays] = {}
+        found: dict[int, Callable[[], LogprobArrays]] = {}
         end = 0
         for place, chunk in enumerate(chunks):
             begin, end = end, end + chunk.end - chunk.start
@@ -211,7 +255,7 @@ class TargetWorker:
                 score(self._step.target.logits(states[at : at + SCORED_AT_ONCE]), followers[at : at + SCORED_AT_ONCE])
                 for at in range(0, count, SCORED_AT_ONCE)
             ]
-            found[place] = _on_host(
+            found[place] = logprobs_to_host(
                 Logprobs(
                     torch.cat([part.chosen for part in parts]),
                     torch.cat([part.top_ids for part in parts]),
@@ -220,11 +264,11 @@ class TargetWorker:
             )
         return found
 
-    def _first_tokens(self, chunks: Sequence[Chunk], rows: torch.Tensor, hidden: torch.Tensor) -> GenerationBatchResult:
+    def _first_tokens(self, chunks: Sequence[Chunk], rows: torch.Tensor, hidden: torch.Tensor) -> Read:
         """Of the rows whose last chunk this was; hidden: [B, H], of each chunk's last token."""
         state = self._step.state
         sampled = [i for i, chunk in enumerate(chunks) if chunk.last]
-        which = torch.tensor(sampled, dtype=torch.int64).to(state.device)
+        which = put(sampled, torch.int64, state.device)
         host_rows, rows = [chunks[i].row for i in sampled], rows[which]
 
         def spread(values: torch.Tensor) -> torch.Tensor:
@@ -240,18 +284,19 @@ class TargetWorker:
         logprobs = None
         if state.scored(host_rows):
             found = score(logits, drawn)
-            logprobs = _on_host(Logprobs(spread(found.chosen), spread(found.top_ids), spread(found.top)))
-        next_token_ids = spread(drawn).tolist()
-        errors = state.grammars.advance(host_rows, [[next_token_ids[i]] for i in sampled])
-        return GenerationBatchResult(
-            next_token_ids=_HostArray(next_token_ids),
-            accept_lens=_HostArray([int(chunk.last) for chunk in chunks]),
-            draft_lens=_HostArray([0] * len(chunks)),
-            num_draft_tokens=1,
-            logprobs=logprobs,
-            errors={sampled[i]: error for i, error in errors.items()},
-        )
+            logprobs = logprobs_to_host(Logprobs(spread(found.chosen), spread(found.top_ids), spread(found.top)))
+        copies = ToHost([spread(drawn)])
 
+        def read() -> GenerationBatchResult:
+            next_token_ids = copies.read()[0].tolist()
+            errors = state.grammars.advance(host_rows, [[next_token_ids[i]] for i in sampled])
+            return GenerationBatchResult(
+                next_token_ids=_HostArray(next_token_ids),
+                accept_lens=_HostArray([int(chunk.last) for chunk in chunks]),
+                draft_lens=_HostArray([0] * len(chunks)),
+                num_draft_tokens=1,
+                logprobs=None if logprobs is None else logprobs(),
+                errors={sampled[i]: error for i, error in errors.items()},
+            )
 
-def _on_host(logprobs: Logprobs) -> LogprobArrays:
-    return LogprobArrays(logprobs.chosen.tolist(), logprobs.top_ids.tolist(), logprobs.top.tolist())
+        return read

@@ -17,7 +17,15 @@ from pilotfish_engine.messages import Output, SamplingParams, Submit, TokenLogpr
 from pilotfish_engine.scheduler.preparing import GrammarCompiler
 from pilotfish_engine.scheduler.scheduler import Scheduler
 from pilotfish_engine.scheduler.stops import StopTextFactory
-from pilotfish_engine.types import Admission, Batch, ForwardMode, GenerationBatchResult, SpeculationReport, WorkerLimits
+from pilotfish_engine.types import (
+    Admission,
+    Batch,
+    ForwardMode,
+    GenerationBatchResult,
+    Read,
+    SpeculationReport,
+    WorkerLimits,
+)
 from pilotfish_engine.worker.inputs import KVCache
 
 MAX_MODEL_LEN = 96
@@ -52,11 +60,16 @@ class Watched:
     def admit(self, admission: Admission) -> None:
         self.parts.worker.admit(admission)
 
-    def forward_batch_generation(self, batch: Batch) -> GenerationBatchResult:
-        result = self.parts.worker.forward_batch_generation(batch)
-        if batch.mode is ForwardMode.DECODE:
-            self.steps.append((batch, result))
-        return result
+    def launch(self, batch: Batch) -> Read:
+        launched = self.parts.worker.launch(batch)
+
+        def read() -> GenerationBatchResult:
+            result = launched()
+            if batch.mode is ForwardMode.DECODE:
+                self.steps.append((batch, result))
+            return result
+
+        return read
 
     def reusable_len(self, row: int, seq_len: int) -> int:
         return self.parts.worker.reusable_len(row, seq_len)

@@ -16,6 +16,7 @@ from pilotfish_engine.types import (
     Chunk,
     ForwardMode,
     GenerationBatchResult,
+    Read,
     SpeculationReport,
     WorkerLimits,
 )
@@ -77,7 +78,7 @@ class Counting:
     def set_envelope(self, envelope: Envelope) -> None:
         self.tokens_a_step = envelope.num_steps + 1
 
-    def forward_batch_generation(self, batch: Batch) -> GenerationBatchResult:
+    def launch(self, batch: Batch) -> Read:
         self.before_call(batch)
         self.batches.append(batch)
         if self.broken:
@@ -88,9 +89,8 @@ class Counting:
         # a row may be released meanwhile
         pages = [set(row.pages[row.cached // self.limits.page_size :]) for row in list(self.rows.values())]
         assert sum(map(len, pages)) == len(set().union(*pages)), "two requests write the same page"
-        if batch.mode is ForwardMode.EXTEND:
-            return self._extend(batch.chunks)
-        return self._decode(batch.rows)
+        result = self._extend(batch.chunks) if batch.mode is ForwardMode.EXTEND else self._decode(batch.rows)
+        return lambda: result
 
     def _extend(self, chunks: Sequence[Chunk]) -> GenerationBatchResult:
         found = []

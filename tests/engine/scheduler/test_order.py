@@ -8,7 +8,7 @@ import pytest
 
 from pilotfish_engine.messages import Grammar, Output
 from pilotfish_engine.scheduler.scheduler import Scheduler
-from pilotfish_engine.types import CompiledGrammar, WorkerLimits
+from pilotfish_engine.types import Batch, CompiledGrammar, ForwardMode, Read, WorkerLimits
 from tests.engine.scheduler.counting_worker import Counting, answer, drain, submit, tokens
 
 ROOMY = WorkerLimits(max_running_requests=4, max_model_len=4096, page_size=16, num_pages=2048)
@@ -143,3 +143,32 @@ def test_thousands_of_short_requests():
     assert ended == set(names) - set(names[100::3])
     scheduler.check()
     assert not worker.rows
+
+
+def test_with_overlap_a_batch_is_read_behind_the_launch_of_the_next():
+    """Chunks of prompts that come meanwhile too; only where nothing follows is a batch waited for."""
+    events: list[str] = []
+
+    class Told(Counting):
+        def launch(self, batch: Batch) -> Read:
+            number = len(self.batches)
+            events.append(f"launch {number}")
+            read = super().launch(batch)
+            return lambda: (events.append(f"read {number}"), read())[1]
+
+    worker = Told(ROOMY)
+    scheduler = Scheduler(worker, 16, overlap=True)
+    prompts = {"a": submit(scheduler, "a", 5, max_tokens=30)}
+    outputs = {name: [] for name in "ab"}
+    for iteration in range(60):
+        if iteration == 6:
+            prompts["b"] = submit(scheduler, "b", 100, max_tokens=9)
+        for output in scheduler.step():
+            outputs[output.request_id].append(output)
+    assert [tokens(outputs[name]) for name in "ab"] == [answer(prompts["a"], 30), answer(prompts["b"], 9)]
+    modes = [batch.mode for batch in worker.batches]
+    assert ForwardMode.EXTEND in modes[8:], "chunks between the steps"
+    reads = [event for event in events if event.startswith("read")]
+    assert reads == [f"read {number}" for number in range(len(modes))]
+    for number in range(len(modes) - 1):
+        assert events.index(f"read {number}") > events.index(f"launch {number + 1}"), number

@@ -21,7 +21,7 @@ from pilotfish_engine.config import CapacityConfig, EngineConfig, ModelConfig
 from pilotfish_engine.contract.speculation import PLAIN, Settings
 from pilotfish_engine.errors import UsageError
 from pilotfish_engine.group import build
-from pilotfish_engine.types import Batch, ForwardMode, GenerationBatchResult
+from pilotfish_engine.types import Batch, ForwardMode, Read
 from pilotfish_engine.worker import ranks
 from pilotfish_engine.worker.target import TargetWorker
 from tests.engine.model.tiny import llama
@@ -138,7 +138,7 @@ class Failing:
     def settings_for(self, batch: Batch) -> Settings:
         return PLAIN
 
-    def run(self, batch: Batch, settings: Settings) -> GenerationBatchResult:
+    def start(self, batch: Batch, settings: Settings) -> Read:
         raise IndexError("no such row")
 
 
@@ -148,7 +148,7 @@ def test_a_step_that_fails_on_rank_0_ends_the_group():
     followers = ranks.Followers(1, (), said.append)
     leader = ranks.Leader(cast(TargetWorker, Failing()), followers)
     with pytest.raises(IndexError):
-        leader.forward_batch_generation(Batch(ForwardMode.DECODE, rows=[0]))
+        leader.launch(Batch(ForwardMode.DECODE, rows=[0]))
     assert said == ["rank 0 failed in a step (IndexError: no such row), and the engine with it"]
     followers.close()
 
