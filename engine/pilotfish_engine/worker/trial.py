@@ -21,6 +21,9 @@ from pilotfish_engine.worker.passes import over_spans
 DEMANDING = SamplingParams(
     max_tokens=1, temperature=1.0, top_p=0.9, repetition_penalty=1.1, presence_penalty=0.1, logprobs=1
 )
+# what steps are recorded for, as a rule: where there is no room for others as well, these run as they are
+SAMPLED = SamplingParams(max_tokens=1, temperature=1.0)
+GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,7 @@ def measure_needs(step: Step, envelope: Envelope, chunk_size: int) -> Needs:
     state = step.state
     rows = list(range(state.padding_row))
     before = torch.cuda.memory_allocated(state.device)
-    for row in rows:
-        state.admit(Admission(row, [0], 0, [], DEMANDING, 0))
+    _admit(step, rows, DEMANDING)
     try:
         _extend(step, rows, chunk_size)
         widest = _widest(step, envelope)
@@ -46,12 +48,18 @@ def measure_needs(step: Step, envelope: Envelope, chunk_size: int) -> Needs:
             step.run(state.row_index(rows), rows, settings)
         torch.cuda.synchronize(state.device)
         largest_pass = torch.cuda.memory_reserved(state.device) - before
+        _admit(step, rows, SAMPLED)
         return Needs(largest_pass, _graphs(step, rows, widest))
     finally:
+        _admit(step, rows, GREEDY)
         for row in rows:
             state.release(row)
-            state.admit(Admission(row, [0], 0, [], SamplingParams(max_tokens=1, temperature=0.0), 0))
-            state.release(row)
+
+
+def _admit(step: Step, rows: Sequence[int], params: SamplingParams) -> None:
+    for row in rows:
+        step.state.release(row)
+        step.state.admit(Admission(row, [0], 0, [], params, 0))
 
 
 def _extend(step: Step, rows: Sequence[int], chunk_size: int) -> None:
