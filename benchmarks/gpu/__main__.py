@@ -1,10 +1,11 @@
-"""`python -m benchmarks.gpu [--sections start,plain,chain,adaptive]`: the Llama-3.1-8B shape on one GPU.
+"""`python -m benchmarks.gpu [--sections start,plain,…]`: the Llama-3.1-8B shape on one GPU.
 
 start: the engine with every default under a cap of memory, its sum, and its first request. plain: an engine without a
-draft. chain: an engine with an EAGLE-3 head, drafting chains of 3 that are made to commit 2.6 tokens a step, and with
-its drafts disabled. adaptive: at several shares of acceptance, beside plain and static settings. Each row is the step
-loop's own time, and beside it that of its graph replayed alone: what is between the two the GPU waits. Figures of other
-engines: SGLang 0.5.16 and vLLM 0.25.0 on an H200 (2026-11), prompt 512, 256 tokens out.
+draft; kernels: where its steps' time goes; arrivals: times between tokens while long prompts come. chain: an engine
+with an EAGLE-3 head, drafting chains of 3 that are made to commit 2.6 tokens a step, and with its drafts disabled.
+adaptive: at several shares of acceptance, beside plain and static settings. Each row is the step loop's own time, and
+beside it that of its graph replayed alone: what is between the two the GPU waits. Figures of other engines: SGLang
+0.5.16 and vLLM 0.25.0 on an H200 (2026-11), prompt 512, 256 tokens out.
 """
 
 from __future__ import annotations
@@ -64,9 +65,7 @@ def build(folder: Path, head: bool, capacity: CapacityConfig, max_model_len: int
             )
         )
     device = parts.worker.speculation_report().device
-    recorded = (
-        f"{device.recorded} steps recorded in {device.recording_seconds:.1f} s, {device.recording_failures} not"
-    )
+    recorded = f"{device.recorded} steps recorded in {device.recording_seconds:.1f} s, {device.recording_failures} not"
     print(f"ready in {time.perf_counter() - begun:.1f} s; {recorded}\n{parts.worker.limits.memory_sum}", flush=True)
     return parts
 
@@ -116,25 +115,47 @@ def adaptive(parts: Parts, acceptance: Acceptance, batches: Sequence[int], overl
             print(f"accepted {share} at {batch}: {rates}; adaptive {found}", flush=True)
 
 
+def by_kernel(parts: Parts, batches: Sequence[int], envelope: EnvelopeUpdate) -> None:
+    for batch in batches:
+        steps.run(parts, envelope, batch, overlap=True, seed=batch, steps=8)
+        found = steps.kernels(parts)
+        total = sum(us for _, us, _ in found) / 1e3
+        print(f"kernels of a step at {batch}: {total:.2f} ms")
+        for name, us, count in found[:14]:
+            print(f"  {us:9.1f} us {count:>4} x {name[:90]}", flush=True)
+
+
+def under_arrivals(parts: Parts, overlaps: Sequence[bool]) -> None:
+    for overlap in overlaps:
+        for every in (50, 20, 8):
+            p50, p90, p99 = steps.arrivals(parts, 64, overlap, prompt=2000, every=every)
+            found = f"p50 {p50:.1f} p90 {p90:.1f} p99 {p99:.1f} ms, p99 / p50 {p99 / p50:.2f}"
+            print(f"a prompt of 2,000 each {every} steps at 64, overlap {overlap}: between tokens {found}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sections", default="start,plain,chain,adaptive")
+    parser.add_argument("--sections", default="start,plain,kernels,arrivals,chain,adaptive")
     parser.add_argument("--batches", default=",".join(map(str, BATCHES)))
     parser.add_argument("--overlap", default="false,true", help="false, true or both")
     arguments = parser.parse_args()
     sections, batches = arguments.sections.split(","), [int(n) for n in arguments.batches.split(",")]
     overlaps = [word == "true" for word in arguments.overlap.split(",")]
-    capacity = CapacityConfig(max_running_requests=max(batches), chunk_size=2048)
+    capacity = CapacityConfig(max_running_requests=max(96, *batches), chunk_size=2048)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}")
     with tempfile.TemporaryDirectory() as name, forced(torch.device("cuda")) as acceptance:
         folder = Path(name)
         if "start" in sections:
             start(folder)
             _free()
-        if "plain" in sections:
+        if {"plain", "kernels", "arrivals"} & set(sections):
             parts = build(folder, False, capacity)
-            for overlap in overlaps:
+            for overlap in overlaps if "plain" in sections else []:
                 table(parts, {"plain": PLAIN}, batches, overlap)
+            if "kernels" in sections:
+                by_kernel(parts, batches, PLAIN)
+            if "arrivals" in sections:
+                under_arrivals(parts, overlaps)
             del parts
             _free()
         if "chain" in sections or "adaptive" in sections:

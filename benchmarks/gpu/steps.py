@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -67,12 +68,66 @@ def run(parts: Parts, envelope: EnvelopeUpdate, batch: int, overlap: bool, seed:
     return Cell(emitted / seconds, 1e3 * seconds / steps, emitted / steps / batch, device_ms, prefill_s)
 
 
-def _replayed_ms(parts: Parts) -> float | None:
-    """Of the graph that was used last. Its rows go on by some tokens, in the scratch page where they have no other."""
+def arrivals(parts: Parts, batch: int, overlap: bool, prompt: int, every: int, steps: int = 400) -> tuple[float, ...]:
+    """Milliseconds between the tokens of `batch` requests while a prompt of so many tokens comes every so many steps:
+    p50, p90, p99. The newcomers say one token."""
+    scheduler = Scheduler(parts.worker, parts.chunk_size, parts.stop_text, overlap)
+    scheduler.set_envelope(EnvelopeUpdate(num_steps=0, tuning="Fixed"))
+    drawn = random.Random(every)
+
+    def submit(name: str, length: int, tokens: int) -> None:
+        params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+        ids = [drawn.randrange(1000, 100000) for _ in range(length)]
+        scheduler.submit(Submit(request_id=name, prompt=ids, params=params))
+
+    for number in range(batch):
+        submit(str(number), PROMPT, LONGEST)
+    started: set[str] = set()
+    while len(started) < batch:
+        started |= {output.request_id for output in scheduler.step() if output.token_ids}
+    for _ in range(WARM):
+        scheduler.step()
+    between, last = [], time.perf_counter()
+    for step in range(steps):
+        if step % every == 0:
+            submit(f"new {step}", prompt, 1)
+        if any(output.request_id == "0" for output in scheduler.step()):
+            now = time.perf_counter()
+            between.append(1e3 * (now - last))
+            last = now
+    for number in range(batch):
+        scheduler.abort(str(number))
+    while scheduler.has_work:
+        scheduler.step()
+    scheduler.flush_cache()
+    between.sort()
+    return tuple(between[int(share * (len(between) - 1))] for share in (0.5, 0.9, 0.99))
+
+
+def kernels(parts: Parts) -> list[tuple[str, float, int]]:
+    """Name, microseconds and number of the kernels of the graph that was used last, in one replay."""
+    again = _last_graph(parts)
+    assert again is not None, "a step has been recorded"
+    again()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        for _ in range(REPLAYS):
+            again()
+        torch.cuda.synchronize()
+    rows = [(e.key, e.self_device_time_total / REPLAYS, e.count // REPLAYS) for e in found.key_averages()]
+    return sorted(rows, key=lambda row: -row[1])
+
+
+def _last_graph(parts: Parts) -> Callable[[], object] | None:
     graphs = parts.worker._graphs
     if graphs is None or not len(graphs.steps):
         return None
-    again = next(reversed(graphs.steps._graphs.values()))._whole._again
+    return next(reversed(graphs.steps._graphs.values()))._whole._again
+
+
+def _replayed_ms(parts: Parts) -> float | None:
+    """Of the graph that was used last. Its rows go on by some tokens, in the scratch page where they have no other."""
+    again = _last_graph(parts)
     if again is None:
         return None
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]

@@ -31,6 +31,7 @@ def started(parts, num_steps, topk, temperature):
         harness.submit(prompt, max_tokens=STEPS, ignore_eos=True, temperature=temperature, seed=7)
     harness.scheduler._admit()
     harness.scheduler._extend()
+    harness.scheduler._collect()
     reserve = STEPS * (num_steps + 1) + parts.worker.reserve_tokens  # as each decode step does for itself
     decoding = harness.scheduler._decoding()
     assert [request.row for request in decoding] == ROWS, "all find room, and keep it"

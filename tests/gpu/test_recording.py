@@ -75,6 +75,7 @@ def test_a_replayed_step_allocates_nothing(engine, method, draft, num_steps, top
         harness.submit(prompt, max_tokens=40, ignore_eos=True)
     harness.scheduler._admit()
     harness.scheduler._extend()
+    harness.scheduler._collect()
     settings = PLAIN if num_steps == 0 else Settings(num_steps=num_steps, topk=topk, num_draft_tokens=8)
     rows = parts.step.state.row_index([0, 1, 2])
     with torch.inference_mode():
