@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from pilotfish_engine.config import EngineConfig
-from pilotfish_engine.contract.speculation import CostProfile
+from pilotfish_engine.contract.speculation import CostProfile, Envelope
 from pilotfish_engine.errors import CheckpointError, MethodError, UsageError
 from pilotfish_engine.model.loading import load, read_shape
 from pilotfish_engine.model.parallel import Ranks, divide
@@ -109,25 +109,31 @@ def assemble(
         vocab_size=vocab_size,
         memory_sum=reserved.sentence(),
     )
-    controller = Controller(envelope, profile, max_batch=capacity.max_running_requests)
-    graphs = None if (record := recorder(step)) is None else StepGraphs(step, record)
     worker = TargetWorker(
         step,
-        controller,
+        Controller(envelope, profile, max_batch=capacity.max_running_requests),
         limits,
         method=registry.NO_METHOD if method is None else method.name,
         trees=method is not None and method.trees,
         profile=profile,
-        graphs=graphs,
+        graphs=_recorded(step, profile, envelope),
         memory_bytes=reserved.parts(),
     )
-    if graphs is not None:
-        record_ahead(graphs, state, worthwhile(profile, envelope, graphs.sizes()))
     stop_text = None if tokenizer is None else lambda stops: StopStrings(tokenizer, stops)
     grammars = None
     if tokenizer is not None:
         grammars = Grammars(tokenizer.pieces, limits.eos_token_ids, vocab_size, tokenizer.encode_within).compile
     return Parts(step, worker, capacity.chunk_size, stop_text, grammars)
+
+
+def _recorded(step: Step, profile: CostProfile, envelope: Envelope) -> StepGraphs | None:
+    """Steps that can win, as graphs; None where steps run as they are."""
+    record = recorder(step)
+    if record is None:
+        return None
+    graphs = StepGraphs(step, record)
+    record_ahead(graphs, step.state, worthwhile(profile, envelope, graphs.sizes()))
+    return graphs
 
 
 def _place(

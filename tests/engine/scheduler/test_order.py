@@ -8,7 +8,7 @@ import pytest
 
 from pilotfish_engine.messages import Grammar, Output
 from pilotfish_engine.scheduler.scheduler import Scheduler
-from pilotfish_engine.types import Batch, CompiledGrammar, ForwardMode, Read, WorkerLimits
+from pilotfish_engine.types import Batch, CompiledGrammar, ForwardMode, GenerationBatchResult, Read, WorkerLimits
 from tests.engine.scheduler.counting_worker import Counting, answer, drain, submit, tokens
 
 ROOMY = WorkerLimits(max_running_requests=4, max_model_len=4096, page_size=16, num_pages=2048)
@@ -153,13 +153,18 @@ def test_with_overlap_a_batch_is_read_behind_the_launch_of_the_next():
         def launch(self, batch: Batch) -> Read:
             number = len(self.batches)
             events.append(f"launch {number}")
-            read = super().launch(batch)
-            return lambda: (events.append(f"read {number}"), read())[1]
+            launched = super().launch(batch)
+
+            def read() -> GenerationBatchResult:
+                events.append(f"read {number}")
+                return launched()
+
+            return read
 
     worker = Told(ROOMY)
     scheduler = Scheduler(worker, 16, overlap=True)
     prompts = {"a": submit(scheduler, "a", 5, max_tokens=30)}
-    outputs = {name: [] for name in "ab"}
+    outputs: dict[str, list[Output]] = {name: [] for name in "ab"}
     for iteration in range(60):
         if iteration == 6:
             prompts["b"] = submit(scheduler, "b", 100, max_tokens=9)
