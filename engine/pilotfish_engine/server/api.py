@@ -24,10 +24,9 @@ from pilotfish_engine.server.conversation import NamedTool
 from pilotfish_engine.server.failures import ApiError, Invalid
 from pilotfish_engine.server.generation import Generation, Piece, check_choices, check_tokens, sampling_params
 from pilotfish_engine.server.service import Service
-from pilotfish_engine.server.streaming import Event
+from pilotfish_engine.server.streaming import Event, obfuscated
 from pilotfish_engine.server.tool_calls import Calls, style_of
 
-OBFUSCATED_BYTES = 512  # a chunk with a few tokens is shorter
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, for /v1/completions
 
 
@@ -209,11 +208,7 @@ async def _events(
             written["usage"] = shapes.usage_json(generation.usage())
         elif options.include_usage:
             written["usage"] = None
-        encoded = msgspec.json.encode(written)
-        if options.include_obfuscation:  # as many characters that every chunk's size is a multiple
-            written["obfuscation"] = "x" * (-len(encoded) % OBFUSCATED_BYTES)
-            encoded = msgspec.json.encode(written)
-        return encoded
+        return obfuscated(written) if options.include_obfuscation else msgspec.json.encode(written)
 
     try:
         for index in range(generation.size):

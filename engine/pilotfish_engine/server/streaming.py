@@ -10,10 +10,12 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")
+_OBFUSCATED_BYTES = 512
 
 
 class ClientGone(Exception):
@@ -72,6 +74,12 @@ class EventStream(StreamingResponse):
         async for event in self._events:
             await send({"type": "http.response.body", "body": _written(event), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def obfuscated(message: dict[str, Any]) -> bytes:
+    """A message's JSON, with as many characters more that messages with a few tokens are all as long."""
+    missing = -len(msgspec.json.encode(message)) % _OBFUSCATED_BYTES
+    return msgspec.json.encode(message | {"obfuscation": "x" * missing})
 
 
 def _written(event: bytes | Event) -> bytes:

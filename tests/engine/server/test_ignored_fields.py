@@ -118,7 +118,8 @@ def test_answers_name_what_they_ignored_and_a_counter_counts_it_without_clients_
 def test_an_answers_message_goes_back_with_all_that_an_sdk_made_of_it(served: Engine) -> None:
     call = {"index": 0, "id": "c", "type": "function",
             "function": {"name": "wait", "arguments": "{}", "parsed_arguments": {}}}  # fmt: skip
-    made: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None, "annotations": [], "audio": None, "parsed": None,
+    made: dict[str, Any] = {
+            "role": "assistant", "content": None, "refusal": None, "annotations": [], "audio": None, "parsed": None,
             "function_call": None, "tool_calls": [call], "provider_specific_fields": {}}  # fmt: skip
     refusal = ChatCompletionMessage(role="assistant", content=None, refusal="no").model_dump()
     history = [*MESSAGES, made, {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "done"}]}]

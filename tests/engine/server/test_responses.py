@@ -16,7 +16,7 @@ from pilotfish_engine.server.responses.sealing import sealed
 from tests.engine.server.serving import NAME, Engine, engine
 from tests.engine.server.small_core import Behaviour
 from tests.engine.server.test_chats import PARAMETERS, TEMPLATE, TOOLS, call, write_model
-from tests.engine.server.told import both, heard, post, read, text_of, whole
+from tests.engine.server.told import both, events, heard, post, read, text_of, whole
 
 NO_THINKING: Any = {"chat_template_kwargs": {"enable_thinking": False}}
 FUNCTIONS: Any = [tool["function"] | {"type": "function"} for tool in TOOLS]
@@ -200,6 +200,13 @@ def test_calls_are_items_between_the_messages(shown: Engine) -> None:
     assert (cut["status"], [item["status"] for item in cut["output"]]) == ("incomplete", ["incomplete"])
     hidden = both(shown, input=rome, tools=FUNCTIONS, tool_choice="none")
     assert text_of(hidden) == rome
+
+
+def test_deltas_can_be_filled_up_to_tell_nothing_by_their_size(shown: Engine) -> None:
+    told = events(shown, input="one three nineteen", stream_options={"include_obfuscation": True})
+    sizes = {len(json.dumps(event)) - len(str(event["sequence_number"])) for event in told if "delta" in event}
+    assert len(sizes) == 1
+    assert "obfuscation" not in events(shown, input="one")[4]
 
 
 def test_tools_that_are_not_allowed_are_not_shown(shown: Engine) -> None:

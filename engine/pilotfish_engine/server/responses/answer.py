@@ -18,7 +18,7 @@ from pilotfish_engine.server.failures import ApiError
 from pilotfish_engine.server.generation import Generation, Piece, Usage
 from pilotfish_engine.server.responses.output import Output
 from pilotfish_engine.server.responses.request import ResponsesRequest
-from pilotfish_engine.server.streaming import Event
+from pilotfish_engine.server.streaming import Event, obfuscated
 
 Json = dict[str, Any]
 
@@ -36,6 +36,7 @@ class Answer:
     ) -> None:
         self._output = output
         self._in_own_words = in_own_words
+        self._obfuscates = body.stream_options is not None and bool(body.stream_options.include_obfuscation)
         self._sequence_number = 0
         self._response: Json = {
             "id": response_id,
@@ -104,7 +105,8 @@ class Answer:
     def _event(self, event: Json) -> Event:
         numbered = event | {"sequence_number": self._sequence_number}
         self._sequence_number += 1
-        return Event(event["type"], msgspec.json.encode(numbered))
+        filled = self._obfuscates and event["type"].endswith(".delta")
+        return Event(event["type"], obfuscated(numbered) if filled else msgspec.json.encode(numbered))
 
 
 def _as_asked(body: ResponsesRequest) -> Json:
