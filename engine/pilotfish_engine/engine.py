@@ -66,9 +66,8 @@ def schedule(config: EngineConfig, parts: Parts, worker: Worker) -> Scheduler:
 def assemble(
     config: EngineConfig, profile: CostProfile | None = None, join: Callable[[], Ranks] | None = None
 ) -> Parts:
-    """Loads the models and measures the cost profile unless it is given. Raises UsageError, before weights are read
-    where it can. join: called when metadata says that it can work, makes this process one of the ranks that share the
-    target."""
+    """Loads the models and measures the cost profile unless it is given. Raises UsageError, if it can before weights.
+    join: called when metadata says that it can work, makes this process one of the ranks that share the target."""
     path = resolve(config.model.source)
     shape = read_shape(path)
     method, models = _method(config, path, shape)
