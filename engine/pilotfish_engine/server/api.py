@@ -55,7 +55,11 @@ class Api:
         service, n = self._service, body.n or 1
         service.check_model(body.model)
         check_choices(len(body.prompt), n)
-        prompts = [await service.encode(prompt, "prompt") for prompt in body.prompt]
+        many = len(body.prompt) > 1
+        prompts = [
+            await service.encode(prompt, f"prompt[{index}]" if many else "prompt")
+            for index, prompt in enumerate(body.prompt)
+        ]
         tokenizer, _ = service.loaded()
         texts = [prompt if isinstance(prompt, str) else tokenizer.decode(prompt) for prompt in body.prompt]
         echoes = [
@@ -64,7 +68,7 @@ class Api:
             for _ in range(n)
         ]
         shape = shapes.Completion(None if body.alternatives is None else tokenizer, echoes)
-        longest = body.max_tokens or DEFAULT_COMPLETION_TOKENS
+        longest = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
         generation = _start(service, body, prompts, longest, _demanded(body, None))
         return await self._answer(body, request, generation, shape)
 
@@ -129,7 +133,8 @@ async def start_chat(service: Service, body: ChatRequest) -> tuple[Generation, C
     calls = _calls_of(body, "" if template is None else template.source_for(tools=bool(body.offered_tools)))
     demanded = _demanded(body, calls)
     prompt = await service.encode_chat(body.messages, body.offered_tools, body.variables)
-    return _start(service, body, [prompt], body.max_completion_tokens or body.max_tokens, demanded), calls
+    longest = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    return _start(service, body, [prompt], longest, demanded), calls
 
 
 def _start(
@@ -139,12 +144,15 @@ def _start(
     longest: int | None,
     demanded: tuple[Grammar | None, str],
 ) -> Generation:
-    """longest: tokens of each answer; None: what the context leaves. demanded: what the answer must be, and the field
-    that says so."""
+    """longest: tokens of each answer; None: what the context leaves beside its prompt. demanded: what the answer must
+    be, and the field that says so."""
     tokenizer, limits = service.loaded()
-    room = limits.max_model_len - max(map(len, prompts))
+    rooms = [limits.max_model_len - len(prompt) for prompt in prompts]
     grammar, field = demanded
-    params = sampling_params(body, min(longest or room, room), service.vocab_size, grammar)
+    params = [
+        sampling_params(body, room if longest is None else min(longest, room), service.vocab_size, grammar)
+        for room in rooms
+    ]
     n = body.n or 1
     service.admit(len(prompts) * n)
     return Generation(

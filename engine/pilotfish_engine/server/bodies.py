@@ -20,8 +20,8 @@ from pilotfish_engine.server.text import JsonObject, Text, well_formed
 from pilotfish_engine.server.unserved import IN_CHATS, IN_COMPLETIONS
 
 MAX_CHOICES = 128  # prompts times n of one request
-MAX_STOPS = 4
-MAX_STOP_CHARACTERS = 128
+MAX_STOPS = 64
+MAX_STOP_CHARACTERS = 1024
 MAX_TOKENS = 1 << 24
 MAX_THRESHOLD = 1 << 20  # as on the command line
 
@@ -137,7 +137,7 @@ class Sampling(Body):
 class Generate(Sampling):
     """What /v1/chat/completions and /v1/completions have in common."""
 
-    max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
+    max_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS)
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     response_format: ResponseFormat | None = None
 
@@ -168,7 +168,7 @@ class ChatRequest(Generate):
     unserved = IN_CHATS
 
     messages: list[Message] = Field(min_length=1, max_length=4096)
-    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
+    max_completion_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -26,13 +26,14 @@ class Piece:
     """What one step brought one choice: text that may be shown now, and its new tokens, where they are scored.
 
     prompt: in the first piece, where they are asked for, the scores of the prompt's tokens from the second on.
-    finish_reason: in the last."""
+    finish_reason: in the last. failure: why, where that is `error`."""
 
     index: int
     text: str
     finish_reason: FinishReason | None
     tokens: tuple[ScoredToken, ...] = ()
     prompt: Sequence[TokenLogprob] | None = None
+    failure: ApiError | None = None
 
 
 @dataclass(frozen=True)
@@ -45,15 +46,17 @@ class Usage:
 
 
 class _Choice:
-    """The text of one answer so far, and how much of it has been shown."""
+    """The text of one answer so far, and how much of it has been shown. longest: 0 for one of which nothing is wanted
+    but its prompt's scores: the model makes one token all the same, and nobody hears of it."""
 
-    def __init__(self, index: int, request: Submit, tokenizer: Tokenizer) -> None:
+    def __init__(self, index: int, request: Submit, tokenizer: Tokenizer, longest: int) -> None:
         self.index = index
         self.request = request
         self.token_count = 0
         self.last: Output | None = None
         self.last_at: float | None = None
         self._detokenizer = Detokenizer(tokenizer, within=True)
+        self.unheard = longest == 0
         ends = set(request.params.stop_token_ids)
         self._silent = ends if request.params.ignore_eos else ends | tokenizer.eos_token_ids
         self._text = ""
@@ -62,6 +65,9 @@ class _Choice:
     def take(self, output: Output) -> Piece:
         """Never shows a part of a stop string, of a character, or the ending token."""
         self.last = output
+        if self.unheard:
+            reason: FinishReason | None = "length" if output.finish_reason == "stop" else output.finish_reason
+            return Piece(self.index, "", reason, prompt=output.prompt_logprobs)
         self.token_count += len(output.token_ids)
         stopped = output.finish_reason == "stop"
         tokens: list[ScoredToken] = []
@@ -80,10 +86,11 @@ class _Choice:
 
 
 class Generation:
-    """All choices of one HTTP request, submitted at once; choice index = prompt index * n + k.
+    """All choices of one HTTP request, submitted at once; choice index = prompt index * n + k. Each is answered as if
+    it were alone.
 
-    fields: by the engine's names of parameters, what the client calls them where that differs. Whoever makes one calls
-    `close` in the end: what has not ended by then is aborted.
+    params: of each prompt; max_tokens may be 0. fields: by the engine's names of parameters, what the client calls them
+    where that differs. Whoever makes one calls `close` in the end: what has not ended by then is aborted.
     """
 
     def __init__(
@@ -92,7 +99,7 @@ class Generation:
         tokenizer: Tokenizer,
         metrics: Metrics,
         prompts: Sequence[list[int]],
-        params: SamplingParams,
+        params: Sequence[SamplingParams],
         n: int,
         priority: int = 0,
         fields: Mapping[str, str] | None = None,
@@ -105,10 +112,10 @@ class Generation:
         self._began = time.perf_counter()
         name = uuid.uuid4().hex
         self._choices = {
-            (request := _submit(f"{name}-{i}-{k}", prompt, params, k, priority)).request_id: _Choice(
-                i * n + k, request, tokenizer
+            (request := _submit(f"{name}-{i}-{k}", prompt, own, k, priority)).request_id: _Choice(
+                i * n + k, request, tokenizer, own.max_tokens
             )
-            for i, prompt in enumerate(prompts)
+            for i, (prompt, own) in enumerate(zip(prompts, params, strict=True))
             for k in range(n)
         }
         self._unfinished = set(self._choices)
@@ -119,8 +126,11 @@ class Generation:
         return len(self._choices)
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """Until every choice has its last. Raises ApiError 500 when the model process cannot finish, Invalid when a
-        parameter turns out to be at fault."""
+        """Until every choice has its last. Of one that fails, a piece tells it, as soon as another has come to its end.
+        When none does, raises the first one's failure: ApiError 500 when the model process cannot finish, Invalid when
+        a parameter turns out to be at fault."""
+        failed: list[Piece] = []
+        served = False
         while self._unfinished:
             output = await self._inbox.get()
             if isinstance(output, CoreGone):
@@ -132,8 +142,17 @@ class Generation:
                 self._unfinished.remove(output.request_id)
                 self._metrics.requests.labels(output.finish_reason).inc()
             if output.finish_reason in ("error", "abort"):
-                raise self._failure(output)
-            yield piece
+                failed.append(replace(piece, finish_reason="error", failure=self._failure(output)))
+            else:
+                served = served or output.finish_reason is not None
+                yield piece
+            if served:
+                for failure in failed:
+                    yield failure
+                failed = []
+        for failure in failed[:1]:
+            assert failure.failure is not None
+            raise failure.failure
 
     def close(self) -> None:
         self._link.let_go(self._choices)
@@ -161,7 +180,7 @@ class Generation:
         return Invalid(f"{field}: {output.error}", field)
 
     def _measure(self, choice: _Choice, output: Output) -> None:
-        now, count = time.perf_counter(), len(output.token_ids)
+        now, count = time.perf_counter(), 0 if choice.unheard else len(output.token_ids)
         self._metrics.generated_tokens.inc(count)
         if count and choice.last_at is None:
             self._metrics.first_token.observe(now - self._began)
@@ -178,7 +197,9 @@ class Generation:
 
 
 def _submit(request_id: str, prompt: list[int], params: SamplingParams, k: int, priority: int) -> Submit:
-    """Choice k of a seeded request has a seed of its own, or all would be the same."""
+    """Choice k of a seeded request has a seed of its own, or all would be the same; the first has the request's. The
+    model makes a token at least."""
+    params = msgspec.structs.replace(params, max_tokens=max(1, params.max_tokens))
     if params.seed is not None and k:
         seed = (params.seed + k + (1 << 63)) % (1 << 64) - (1 << 63)
         params = msgspec.structs.replace(params, seed=seed)

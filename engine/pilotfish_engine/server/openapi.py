@@ -16,7 +16,7 @@ from pilotfish_engine.server.bodies import SpeculationUpdate
 from pilotfish_engine.server.responses.schema import ResponseObject
 
 Json = dict[str, Any]
-FinishReason = Literal["stop", "length", "tool_calls"]
+FinishReason = Literal["stop", "length", "tool_calls", "error"]
 
 
 class _Answer(BaseModel):
@@ -87,10 +87,13 @@ class AnsweredMessage(_Answer):
 
 
 class ChatChoice(_Answer):
+    """error: why this one of several failed, where finish_reason is error."""
+
     index: int
     message: AnsweredMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
+    error: ErrorDetail | None = None
 
 
 class _Generated(_Answer):
@@ -118,6 +121,7 @@ class CompletionChoice(_Answer):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason
+    error: ErrorDetail | None = None
 
 
 class Completion(_Generated):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from pilotfish_engine.server.failures import ApiError
 from pilotfish_engine.server.generation import Piece, Usage
 from pilotfish_engine.server.logprobs import ScoredToken, chat_logprobs, completion_logprobs, prompt_tokens
 from pilotfish_engine.server.tool_calls import CallPart, Reader
@@ -47,6 +48,7 @@ class _Choice:
         self.tokens: list[ScoredToken] = []
         self.shown = 0
         self.finish_reason: str | None = None
+        self.failure: ApiError | None = None
 
     def unshown(self) -> Sequence[ScoredToken]:
         tokens, self.shown = self.tokens[self.shown :], len(self.tokens)
@@ -71,13 +73,13 @@ class Chat:
     def part(self, piece: Piece) -> Json | None:
         choice = self._choices[piece.index]
         choice.tokens += piece.tokens
-        choice.finish_reason = piece.finish_reason
+        choice.finish_reason, choice.failure = piece.finish_reason, piece.failure
         delta = self._delta(choice, piece)
         if choice.calls and piece.finish_reason == "stop":
             choice.finish_reason = "tool_calls"
         if not delta and piece.finish_reason is None:
             return None
-        return _choice(piece.index, choice.finish_reason, self._logprobs(choice.unshown()), delta=delta)
+        return _choice(piece.index, choice.finish_reason, self._logprobs(choice.unshown()), piece.failure, delta=delta)
 
     def _delta(self, choice: _Choice, piece: Piece) -> Json:
         if choice.reader is None:
@@ -95,7 +97,7 @@ class Chat:
         message: Json = {"role": "assistant", "content": choice.text, "refusal": None}
         if choice.calls:
             message |= {"content": choice.text or None, "tool_calls": choice.calls}
-        return _choice(index, choice.finish_reason, self._logprobs(choice.tokens), message=message)
+        return _choice(index, choice.finish_reason, self._logprobs(choice.tokens), choice.failure, message=message)
 
     def _logprobs(self, tokens: Sequence[ScoredToken]) -> Json | None:
         return None if self._tokenizer is None else chat_logprobs(tokens, self._tokenizer)
@@ -129,16 +131,17 @@ class Completion:
         choice = self._choices[piece.index]
         choice.tokens += self._tokens(piece)
         choice.text += piece.text
-        choice.finish_reason = piece.finish_reason
+        choice.finish_reason, choice.failure = piece.finish_reason, piece.failure
         if not piece.text and piece.finish_reason is None:
             return None
-        return _choice(piece.index, piece.finish_reason, self._logprobs(choice.unshown()), text=piece.text)
+        logprobs = self._logprobs(choice.unshown())
+        return _choice(piece.index, piece.finish_reason, logprobs, piece.failure, text=piece.text)
 
     def whole(self, index: int) -> Json:
         choice = self._choices[index]
         echo = self._echoes[index]
         text = choice.text if echo is None else echo.text + choice.text
-        return _choice(index, choice.finish_reason, self._logprobs(choice.tokens), text=text)
+        return _choice(index, choice.finish_reason, self._logprobs(choice.tokens), choice.failure, text=text)
 
     def _tokens(self, piece: Piece) -> list[ScoredToken]:
         """With the echo's before them, whose text comes first."""
@@ -185,8 +188,11 @@ def usage_json(usage: Usage) -> Json:
     }
 
 
-def _choice(index: int, finish_reason: str | None, logprobs: Json | None, **content: Any) -> Json:
-    return {"index": index, **content, "logprobs": logprobs, "finish_reason": finish_reason}
+def _choice(
+    index: int, finish_reason: str | None, logprobs: Json | None, failure: ApiError | None = None, **content: Any
+) -> Json:
+    told: Json = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish_reason}
+    return told if failure is None else told | failure.body
 
 
 def _call_delta(calls: list[Json], part: CallPart) -> Json:

@@ -59,7 +59,8 @@ class StopStrings:
         if not new or not self._stops:
             return None
         text = self._tail + new
-        starts = [start for stop in self._stops if (start := text.find(stop)) >= 0]
+        old = len(text) - len(new)
+        starts = [start for stop in self._stops if (start := text.find(stop, max(0, old - len(stop) + 1))) >= 0]
         if starts:
             return self._tail_start + min(starts)
         cut = max(0, len(text) - self._keep)
@@ -74,7 +75,7 @@ def held_back(text: str, stops: Sequence[str]) -> int:
 
 
 def _overlap(text: str, stop: str) -> int:
-    for length in range(min(len(stop) - 1, len(text)), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
+    start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+    while start >= 0 and not stop.startswith(text[start:]):
+        start = text.find(stop[0], start + 1)
+    return len(text) - start if start >= 0 else 0
