@@ -15,13 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.clients import environments, stub
-from tests.clients.model import tokenizer_folder, with_tools
+from tests.clients.model import random_model, tokenizer_folder, with_tools
 from tests.engine.server.serving import free_port, launched
 
 SCRIPTS = Path(__file__).with_name("scripts")
 SESSIONS = Path(__file__).with_name("sessions")
-# Small enough that a queue can be full and a prompt too long.
-FLAGS = ("--max-model-len", "2048", "--max-running-requests", "4", "--max-waiting-requests", "8")
+# Small enough that a queue can be full.
+FLAGS = ("--max-running-requests", "4", "--max-waiting-requests", "8")
+# Asks without limits, and reads no answer: a random model that ends soon does.
+FORM_ALONE = ("llm-comply",)
 SECONDS = 900  # of one client's session
 
 Results = list[tuple[str, str, str | None]]  # client, scenario, what went wrong
@@ -82,21 +84,25 @@ async def record(clients: list[str], tokenizer: Path) -> Results:
 
 
 @contextmanager
-def server() -> Iterator[str]:
-    """A server with SmolLM2, made ready for tools; its URL."""
+def server(model: Path, context: int) -> Iterator[str]:
+    """A server whose context is small enough that a prompt can be too long; its URL."""
     port, folder = free_port(), environments.WORK / "server"
     folder.mkdir(parents=True, exist_ok=True)
     command = [
-        sys.executable, "-m", "pilotfish_engine.cli", "serve", str(with_tools(environments.WORK)),
-        "--port", str(port), "--served-name", stub.MODEL, *FLAGS,
+        sys.executable, "-m", "pilotfish_engine.cli", "serve", str(model),
+        "--port", str(port), "--served-name", stub.MODEL, "--max-model-len", str(context), *FLAGS,
     ]  # fmt: skip
     with launched(command, port, folder) as started:
         yield started.url
 
 
-async def ask_server(clients: list[str], tokenizer: Path) -> Results:
-    with server() as url:
-        return [result for client in clients for result in await talk(client, url, tokenizer)]
+async def ask_servers(clients: list[str], tokenizer: Path) -> Results:
+    results: Results = []
+    for model, context, held_to_form in ((with_tools, 2048, False), (random_model, 1024, True)):
+        if chosen := [client for client in clients if (client in FORM_ALONE) == held_to_form]:
+            with server(model(environments.WORK), context) as url:
+                results += [result for client in chosen for result in await talk(client, url, tokenizer)]
+    return results
 
 
 def main() -> int:
@@ -109,7 +115,7 @@ def main() -> int:
     environments.WORK.mkdir(parents=True, exist_ok=True)
     SESSIONS.mkdir(exist_ok=True)
     clients, tokenizer = chosen.clients or environments.names(), tokenizer_folder(environments.WORK)
-    results = asyncio.run((record if chosen.record else ask_server)(clients, tokenizer))
+    results = asyncio.run((record if chosen.record else ask_servers)(clients, tokenizer))
     failed = sum(error is not None for _, _, error in results)
     sys.stdout.write(f"{len(results) - failed} passed, {failed} failed\n")
     return 1 if failed else 0

@@ -14,7 +14,7 @@ from tests.engine.server.serving import NAME, Engine
 Json = dict[str, Any]
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 # what OpenAI answers and its client does not know, or knows in newer releases
-MORE = {"store", "bytes", "name", "obfuscation"}
+MORE = {"store", "bytes", "name", "obfuscation", "frequency_penalty", "presence_penalty"}
 ANEW = {"id", "call_id", "item_id", "created_at", "completed_at", "cached_tokens"}  # in every answer
 
 
