@@ -25,8 +25,6 @@ SESSIONS = Path(__file__).with_name("sessions")
 CLIENTS = sorted(path.stem for path in SESSIONS.glob("*.jsonl"))
 AT_ONCE = 4
 
-# Scenarios that are not served yet.
-NOT_YET = {("lm-eval", "five_stops"), ("lm-eval", "five_stops_at_once")}
 # What clients send that OpenAI's document does not allow: (client, what a complaint about it begins with).
 BEYOND_OPENAI = {
     ("guidellm", "responses: input: "),  # a message without its type
@@ -82,7 +80,7 @@ async def ask(http: httpx.AsyncClient, request: Json) -> tuple[int, str, list[An
 
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_a_recorded_session_is_served_in_the_form_that_openai_publishes(server: Engine, client: str) -> None:
-    requests = [request for request in requests_of(client) if (client, request["scenario"]) not in NOT_YET]
+    requests = requests_of(client)
     room = asyncio.Semaphore(AT_ONCE)
     async with httpx.AsyncClient(base_url=server.url, timeout=120) as http:
 
