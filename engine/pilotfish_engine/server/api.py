@@ -23,6 +23,7 @@ from pilotfish_engine.server.bodies import (
 from pilotfish_engine.server.conversation import NamedTool
 from pilotfish_engine.server.failures import ApiError, Invalid
 from pilotfish_engine.server.generation import Generation, Piece, check_choices, check_tokens, sampling_params
+from pilotfish_engine.server.schemas import SchemaError, plain
 from pilotfish_engine.server.service import Service
 from pilotfish_engine.server.streaming import Event, obfuscated
 from pilotfish_engine.server.tool_calls import Calls, style_of
@@ -194,7 +195,18 @@ def _demanded(body: Generate, calls: Calls | None) -> tuple[Grammar | None, str]
             "work",
             "response_format",
         )
+    _check_parameters(body)
     return calls.grammar(form), "tools"
+
+
+def _check_parameters(body: Generate) -> None:
+    """Raises Invalid where a function's parameters cannot be enforced."""
+    for index, tool in enumerate(body.offered_tools if isinstance(body, ChatRequest) else []):
+        try:
+            plain(tool.function.parameters or {})
+        except SchemaError as error:
+            path = f"tools[{index}].function.parameters.{error.path}"
+            raise Invalid(f"{path} {error.sentence}", path) from error
 
 
 async def _collect(writer: shapes.Writer, generation: Generation) -> dict[str, Any]:

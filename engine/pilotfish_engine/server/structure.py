@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from pilotfish_engine.messages import Grammar
-from pilotfish_engine.server.body import Body
+from pilotfish_engine.server.body import Body, Unserved
+from pilotfish_engine.server.schemas import SchemaError, plain
 from pilotfish_engine.server.text import JsonObject, Text
 
 MAX_CHOICES = 1024
@@ -21,12 +22,25 @@ MAX_CHOICES = 1024
 _REGEX_SYNTAX = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~/]")
 
 
+def _usable(schema: dict[str, Any]) -> dict[str, Any]:
+    try:
+        plain(schema)
+    except SchemaError as error:
+        raise PydanticCustomError(
+            "field", "{sentence}", {"field": error.path, "sentence": error.sentence}
+        ) from error
+    return schema
+
+
+Schema = Annotated[JsonObject, AfterValidator(_usable)]
+
+
 class JsonSchema(Body):
     """strict: every schema is kept to, whatever it says."""
 
     name: Text | None = None
     description: Text | None = None
-    schema_: JsonObject = Field(alias="schema")
+    schema_: Schema = Field(alias="schema")
     strict: bool | None = None
 
 
@@ -44,22 +58,33 @@ class ResponseFormat(Body):
 
     def grammar(self) -> Grammar | None:
         if self.json_schema is not None:
-            return Grammar("json_schema", json.dumps(self.json_schema.schema_))
+            return Grammar("json_schema", json.dumps(plain(self.json_schema.schema_)))
         return Grammar("json_object") if self.type == "json_object" else None
 
 
 class StructuredOutputs(Body):
     """One of these. choice: the texts that an answer may be. grammar: GBNF or Lark."""
 
-    json_: JsonObject | None = Field(None, alias="json")
-    json_object: Literal[True] | None = None
+    unserved = Unserved(
+        {
+            "disable_additional_properties": (None, False),
+            "disable_any_whitespace": (None, False),
+            "structural_tag": (None,),
+            "whitespace_pattern": (None,),
+        },
+        {"disable_fallback": (None, False)},
+    )
+
+    json_: Schema | None = Field(None, alias="json")
+    json_object: bool | None = None
     regex: Text | None = None
     choice: list[Annotated[Text, Field(min_length=1)]] | None = Field(None, min_length=1, max_length=MAX_CHOICES)
     grammar: Text | None = None
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
-        if len(self.model_fields_set) != 1 or self.as_grammar() is None:
+        given = [name for name in type(self).model_fields if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
             raise PydanticCustomError(
                 "structure", "exactly one of json, json_object, regex, choice and grammar would work"
             )
@@ -67,7 +92,7 @@ class StructuredOutputs(Body):
 
     def as_grammar(self) -> Grammar | None:
         if self.json_ is not None:
-            return Grammar("json_schema", json.dumps(self.json_))
+            return Grammar("json_schema", json.dumps(plain(self.json_)))
         if self.json_object:
             return Grammar("json_object")
         if self.choice is not None:

@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol
 
 from pilotfish_engine.messages import Grammar
 from pilotfish_engine.server.conversation import Function
+from pilotfish_engine.server.schemas import plain
 from pilotfish_engine.tokenizer import held_back
 
 Style = Literal["hermes", "json"]
@@ -89,7 +90,7 @@ class Calls:
         rules.append("call: " + " | ".join(f"call_{number}" for number in range(len(self.functions))))
         for number, function in enumerate(self.functions):
             header = f'{opening}{{"name": {json.dumps(function.name)}, "{key}": '
-            schema = json.dumps(_NO_PARAMETERS if function.parameters is None else function.parameters)
+            schema = json.dumps(_NO_PARAMETERS if function.parameters is None else plain(function.parameters))
             rules.append(f"call_{number}: {json.dumps(header)} %json {schema} {json.dumps('}' + closing)}")
         # "::=" would make it GBNF; within the strings of a schema it can be written otherwise
         return Grammar("ebnf", "\n".join(rules).replace("::=", "\\u003a:="))

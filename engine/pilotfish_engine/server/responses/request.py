@@ -25,7 +25,7 @@ from pilotfish_engine.server.conversation import (
 )
 from pilotfish_engine.server.conversation import FunctionChoice as ChatChoice
 from pilotfish_engine.server.responses.items import Input, as_messages
-from pilotfish_engine.server.structure import JsonSchema, ResponseFormat
+from pilotfish_engine.server.structure import JsonSchema, ResponseFormat, Schema
 from pilotfish_engine.server.text import JsonObject, Text
 from pilotfish_engine.server.unserved import IN_CHATS
 
@@ -68,7 +68,7 @@ class TextFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     name: Text | None = None
     description: Text | None = None
-    schema_: JsonObject | None = Field(None, alias="schema")
+    schema_: Schema | None = Field(None, alias="schema")
     strict: bool | None = None
 
     @model_validator(mode="after")

@@ -71,8 +71,9 @@ def _own_words() -> Iterator[None]:
 
 def in_own_words(error: ApiError) -> ApiError:
     """A chat's error with the field's name in this API."""
-    field = _FIELDS.get(error.param or "")
-    if field is None:
+    said = error.param or ""
+    field = _FIELDS.get(said, said.replace("].function.", "].", 1))
+    if field == said:
         return error
-    message = re.sub(rf"\A{error.param}\b", field, error.message)
+    message = re.sub(rf"\A{re.escape(said)}\b", lambda _: field, error.message)
     return ApiError(error.status, message, param=field, code=error.code, headers=error.headers)
