@@ -149,6 +149,7 @@ def test_a_response_says_what_was_asked_and_what_held_otherwise(shown: Engine) -
         "instructions": "be brief",
         "temperature": 0.5,
         "top_p": 0.25,
+        "presence_penalty": 0.5,
         "max_output_tokens": 9,
         "max_tool_calls": 3,
         "metadata": {"a": "b"},

@@ -121,8 +121,8 @@ def _as_asked(body: ResponsesRequest) -> Json:
         "max_tool_calls": body.max_tool_calls,
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "frequency_penalty": 0.0,  # these two are Open Responses' alone
-        "presence_penalty": 0.0,
+        "frequency_penalty": body.frequency_penalty or 0.0,  # these two are Open Responses' alone
+        "presence_penalty": body.presence_penalty or 0.0,
         "previous_response_id": None,
         "prompt_cache_key": body.prompt_cache_key,
         "reasoning": {"effort": effort, "summary": None},

@@ -89,6 +89,8 @@ class ResponseObject(_Answer):
     output: list[OutputMessage | OutputCall]
     usage: ResponseUsage | None
     background: Literal[False]
+    frequency_penalty: float
+    presence_penalty: float
     instructions: str | None
     max_output_tokens: int | None
     max_tool_calls: int | None
