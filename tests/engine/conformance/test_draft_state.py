@@ -72,6 +72,7 @@ def test_what_would_be_drafted_is_what_a_fresh_prefill_would_draft(
     fresh.submit(known[:-1], max_tokens=50, ignore_eos=True)
     fresh.scheduler._admit()
     fresh.scheduler._extend()
+    fresh.scheduler._collect()
     (again,) = fresh.scheduler._running
     assert again.token_ids == known, "greedy: the prefill draws the token that the other engine knows"
     assert again.cached_tokens == 0
