@@ -6,6 +6,7 @@ The only reader of the environment in the engine. Knows nothing about tensors.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -56,6 +57,7 @@ class ServerConfig:
     api_key_file: str | None = None
     admin_token_file: str | None = None
     drain_seconds: float = 30.0
+    allowed_origins: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,13 @@ def _switch(text: str) -> bool:
     return text.lower() in ("true", "1")
 
 
+def _origins(text: str) -> tuple[str, ...]:
+    origins = tuple(origin.strip() for origin in text.split(","))
+    if not all(re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[^/\s,]+", origin) for origin in origins):
+        raise ValueError("is no list of origins; https://a.example,http://localhost:3000 or * would work")
+    return origins
+
+
 def _text(text: str) -> str:
     return text
 
@@ -192,6 +201,7 @@ OPTIONS = (
     Option("capacity", "max_waiting_requests", _whole(0, 1 << 20), "N", "requests that may wait before a 503"),
     Option("server", "served_name", _text, "NAME", "name of the model in the API"),
     Option("server", "drain_seconds", _seconds, "S", "how long running requests may finish after SIGTERM"),
+    Option("server", "allowed_origins", _origins, "O,O", "origins whose pages may call the API from a browser; *: any"),
     Option("server", "api_key_file", _text, "F", "file with the key that API clients must send"),
     Option("server", "admin_token_file", _text, "F", "file with the token that admin routes want"),
 )

@@ -11,6 +11,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 
 from pilotfish_engine.errors import RequestError
 from pilotfish_engine.server import openapi
@@ -31,7 +33,8 @@ METHOD_NOT_ALLOWED = 405
 CLIENT_CLOSED_REQUEST = 499  # nobody reads it; it keeps the count of what happened true
 
 
-def create(service: Service, api_key: str | None, body_seconds: float) -> Gate:
+def create(service: Service, api_key: str | None, body_seconds: float, origins: Sequence[str] = ()) -> ASGIApp:
+    """origins: whose pages may call this from a browser."""
     app = FastAPI(title="Pilotfish engine", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.include_router(Api(service).router)
     app.include_router(Responses(service).router)
@@ -41,7 +44,16 @@ def create(service: Service, api_key: str | None, body_seconds: float) -> Gate:
     for kind in (ApiError, RequestValidationError, ValidationError, RequestError, CoreGone, HTTPException, ClientGone):
         app.add_exception_handler(kind, _respond)
     app.add_exception_handler(Exception, _respond)
-    return Gate(app, api_key, body_seconds, lambda status: service.metrics.refusals.labels(str(status)).inc())
+    gate = Gate(app, api_key, body_seconds, lambda status: service.metrics.refusals.labels(str(status)).inc())
+    if not origins:
+        return gate
+    return CORSMiddleware(
+        gate,
+        allow_origins=origins,
+        allow_methods=["GET", "HEAD", "POST"],
+        allow_headers=["*"],
+        expose_headers=["Retry-After", "X-Ignored-Fields", "X-Request-Id"],
+    )
 
 
 async def _respond(request: Request, error: Exception) -> Response:

@@ -6,10 +6,14 @@ Knows nothing about requests. The body of a request that is being served, the ga
 from __future__ import annotations
 
 import asyncio
+import socket
 from dataclasses import dataclass
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+_TCP_CLOSE = 7
+_LOOK_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,12 @@ class Patience:
     last_seconds: int = 4
 
 
+def _is_reset(transport: asyncio.Transport) -> bool:
+    """Linux tells a connection's state in the first byte of TCP_INFO."""
+    information = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+    return bool(information[0] == _TCP_CLOSE)
+
+
 def patient(patience: Patience) -> type[asyncio.Protocol]:
     """What uvicorn makes of each connection."""
 
@@ -32,6 +42,8 @@ def patient(patience: Patience) -> type[asyncio.Protocol]:
         _owed: asyncio.TimerHandle | None = None
         _unread: asyncio.TimerHandle | None = None
         _last: asyncio.TimerHandle | None = None
+        _look: asyncio.TimerHandle | None = None
+        _silent = False  # nothing more comes from the client
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -43,6 +55,8 @@ def patient(patience: Patience) -> type[asyncio.Protocol]:
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
+            if self._silent and (self.cycle is None or self.cycle.response_complete):
+                self.transport.close()
             self._wait_for_client()
 
         def send_400_response(self, msg: str) -> None:
@@ -60,12 +74,30 @@ def patient(patience: Patience) -> type[asyncio.Protocol]:
                 self._unread.cancel()
             super().resume_writing()
 
+        def eof_received(self) -> bool:  # type: ignore[override]
+            """A client that has said all it will may still listen. One that has gone answers the next bytes with a
+            reset: while it is owed the beginning of an answer, it is sent 100 Continue, which every client skips."""
+            served = self.cycle is not None and not self.cycle.response_complete
+            if not served or self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
+                return False
+            self._silent = True
+            if not self.cycle.response_started and self.cycle.scope["http_version"] == "1.1":
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._look_for_reset()
+            return True
+
+        def _look_for_reset(self) -> None:
+            if _is_reset(self.transport):
+                self.transport.abort()
+            else:
+                self._look = self.loop.call_later(_LOOK_SECONDS, self._look_for_reset)
+
         def shutdown(self) -> None:
             self._last = self.loop.call_later(patience.last_seconds, self.transport.abort)
             super().shutdown()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            for timer in (self._owed, self._unread, self._last):
+            for timer in (self._owed, self._unread, self._last, self._look):
                 if timer is not None:
                     timer.cancel()
             super().connection_lost(exc)

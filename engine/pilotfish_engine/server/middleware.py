@@ -15,7 +15,7 @@ from collections.abc import Callable
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pilotfish_engine.server.failures import ApiError, Denied
+from pilotfish_engine.server.failures import ApiError, Denied, Invalid
 from pilotfish_engine.server.streaming import ClientGone
 
 MAX_BODY_BYTES = 8 << 20
@@ -55,7 +55,13 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        # /v1/models/ and //v1/models are /v1/models, and who asks for the head of an answer is given that of GET
+        path = re.sub(r"//+", "/", scope["path"]).rstrip("/") or "/"
+        asked_for = "GET" if scope["method"] == "HEAD" else scope["method"]
+        scope = {**scope, "path": path, "method": asked_for}
         headers = Headers(scope=scope)
+        if not {"content-type", "origin"} & set(headers.keys()):  # a browser page must say it: CORS stands on that
+            scope["headers"] = [*scope["headers"], (b"content-type", b"application/json")]
         sent = headers.get("x-request-id", "")
         request_id = sent if _REQUEST_ID.match(sent) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
@@ -71,7 +77,8 @@ class Gate:
             await send(message)
 
         try:
-            self._check_key(scope["path"], headers)
+            self._check_key(path, headers)
+            _check_encoding(headers)
             async with asyncio.timeout(self._body_seconds):
                 body = await _whole_body(headers, receive)
         except TimeoutError:
@@ -90,6 +97,16 @@ class Gate:
             raise Denied(
                 401, "the API key is missing or wrong; send it as Authorization: Bearer KEY", "invalid_api_key"
             )
+
+
+def _check_encoding(headers: Headers) -> None:
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise Invalid(
+            f"the body has the Content-Encoding {encoding[:40]}, which is not read here; one without would work",
+            None,
+            "unsupported_encoding",
+        )
 
 
 def same_bearer(headers: Headers, secret: str) -> bool:

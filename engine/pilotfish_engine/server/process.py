@@ -100,7 +100,7 @@ async def _serve(
     core = _start_core(config, [*core_command, endpoint, str(os.getpid()), str(last_words)], [door, last_words])
     http = _Http(
         uvicorn.Config(
-            app.create(service, api_key, patience.body_seconds),
+            app.create(service, api_key, patience.body_seconds, config.server.allowed_origins),
             http=patient(patience),
             ws="none",
             lifespan="off",

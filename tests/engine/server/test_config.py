@@ -31,6 +31,7 @@ EVERY_FLAG = (
     "--draft", "--method", "--host", "--port", "--dtype", "--num-steps", "--topk", "--num-draft-tokens", "--tuning",
     "--disable-threshold", "--max-running-requests", "--max-model-len", "--page-size", "--kv-tokens", "--chunk-size",
     "--tensor-parallel-size", "--overlap", "--max-waiting-requests", "--served-name", "--drain-seconds",
+    "--allowed-origins",
     "--api-key-file", "--admin-token-file", "--draft-corpus", "--memory-fraction",
 )  # fmt: skip
 
@@ -50,7 +51,8 @@ WRITTEN = {
     "draft": "d", "method": "STANDALONE", "host": "::1", "port": "9", "dtype": "bfloat16", "num_steps": "3",
     "topk": "2", "num_draft_tokens": "7", "tuning": "Fixed", "disable_threshold": "20", "max_running_requests": "5",
     "max_model_len": "99", "page_size": "32", "kv_tokens": "1000", "chunk_size": "64", "tensor_parallel_size": "1",
-    "overlap": "true", "max_waiting_requests": "0", "served_name": "s", "drain_seconds": "1.5", "api_key_file": "a",
+    "overlap": "true", "max_waiting_requests": "0", "served_name": "s", "drain_seconds": "1.5",
+    "allowed_origins": "*", "api_key_file": "a",
     "admin_token_file": "b", "draft_corpus": "c", "memory_fraction": "0.8",
 }  # fmt: skip
 RESOLVED = EngineConfig(
@@ -59,7 +61,7 @@ RESOLVED = EngineConfig(
         "STANDALONE", "d", Envelope(num_steps=3, topk=2, num_draft_tokens=7, disable_threshold=20, tuning="Fixed"), "c"
     ),
     CapacityConfig(5, 32, 1000, 0.8, 64, 1, True, 0),
-    ServerConfig("::1", 9, "s", "a", "b", 1.5),
+    ServerConfig("::1", 9, "s", "a", "b", 1.5, allowed_origins=("*",)),
 )
 
 
@@ -98,6 +100,7 @@ def test_the_configuration_reaches_the_model_process_whole() -> None:
         (["--max-running-requests", "0"], "--max-running-requests '0'"),
         (["--max-model-len", "-5"], "--max-model-len '-5'"),
         (["--drain-seconds", "soon"], "--drain-seconds 'soon'"),
+        (["--allowed-origins", "a.example"], "--allowed-origins 'a.example' is no list of origins"),
         (["--drain-seconds", "nan"], "--drain-seconds 'nan'"),
         (["--tensor-parallel-size", "0"], "--tensor-parallel-size '0' is not a whole number from 1 to 64"),
         (["--memory-fraction", "1.5"], "is not a number from 0.1 to 0.98; 0.9 would work"),
