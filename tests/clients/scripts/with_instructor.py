@@ -94,6 +94,8 @@ def asked_again_when_a_check_fails() -> None:
     """The wrong answer and what is wrong with it go back to the model."""
 
     class Never(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+
         city: Literal["Rome", "Oslo"]
         seen: bool
 

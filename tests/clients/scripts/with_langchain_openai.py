@@ -62,7 +62,7 @@ async def async_stream() -> None:
 
 @scenario
 def tools_call_result_answer() -> None:
-    bound = chat().bind_tools([get_weather], tool_choice="required")
+    bound = chat().bind_tools([get_weather], tool_choice="required", strict=True)
     messages: list[Any] = [HumanMessage("What is the weather in Rome?")]
     first = bound.invoke(messages)
     assert isinstance(first, AIMessage)
