@@ -1,4 +1,4 @@
-"""The command: composed prompts, and those that a target writes, shuffled by nobody, as JSON lines."""
+"""Writes prompts as JSON lines: composed ones first, then those that a target writes. `--help` names the flags."""
 
 from __future__ import annotations
 
