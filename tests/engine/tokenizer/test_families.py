@@ -149,14 +149,14 @@ def test_any_tokens_decode_as_the_reference_does(data: st.DataObject, name: str,
 
 
 def _broken_runs(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
-    """The text as the library has it: a run of single bytes is either all text or all U+FFFD."""
-    text, run, first = "", b"", True
-    for token in [*token_ids, -1]:
-        name = tokenizer.backend.id_to_token(token) if token >= 0 else ""
-        piece = tokenizer.opening_piece(token) if first else tokenizer.piece(token)
-        if token >= 0 and not tokenizer.piece(token):
+    """The text as the library has it: a run of single bytes is either all text or all U+FFFD, and the space that a text
+    begins with is dropped after that."""
+    text, run = "", b""
+    for token in [*token_ids, None]:
+        name = "" if token is None else tokenizer.backend.id_to_token(token)
+        piece = b"" if token is None else tokenizer.piece(token)
+        if token is not None and not piece:
             continue
-        first = False
         if name and name.startswith("<0x"):
             run += piece
             continue
@@ -165,7 +165,16 @@ def _broken_runs(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
         except UnicodeDecodeError:
             text += "\ufffd" * len(run)
         text, run = text + piece.decode(), b""
-    return text
+    return text.removeprefix(" ") if tokenizer.decoding.opening else text
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_space_of_one_byte_begins_a_text_too(folder: Path) -> None:
+    own, other = ours(folder), reference(folder)
+    space = own.backend.token_to_id("<0x20>")
+    if space is not None:
+        for token_ids in ([space], [space, space], [space, *own.encode("a")]):
+            assert own.decode(token_ids) == other.decode(token_ids, skip_special_tokens=True)
 
 
 @pytest.mark.parametrize("name", ["llama-2", "mistral-v3", "gemma-3", "qwen-3"])
