@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -38,6 +39,7 @@ class Reservation:
         self._others = self._memory.used
         self._own = own_bytes(device)
         self._loaded: dict[str, int] = {}
+        self._pass_of: Callable[[int], int] | None = None  # the largest pass by rows, where it is reckoned
 
     def check_before_weights(
         self, path: Path, shape: ModelShape, draft: Path | None, dtype: torch.dtype, max_model_len: int
@@ -99,9 +101,9 @@ class Reservation:
             self._others -= torch.cuda.memory_reserved(self._device)
             return needs.largest_pass, needs.graphs
         nodes = 1 if step.proposer is None or envelope.num_steps == 0 else envelope.num_draft_tokens
-        verified = nodes * capacity.max_running_requests
-        tokens = max(capacity.chunk_size, verified)
-        return pass_bytes(shape, tokens, verified, step.target.dtype.itemsize), 0
+        width, chunk = step.target.dtype.itemsize, capacity.chunk_size
+        self._pass_of = lambda rows: pass_bytes(shape, max(chunk, nodes * rows), nodes * rows, width)
+        return self._pass_of(capacity.max_running_requests), 0
 
     def _check_one(self, found: MemorySum, shape: ModelShape, max_model_len: int) -> None:
         capacity = self._config.capacity
@@ -112,15 +114,20 @@ class Reservation:
         one = pages_for(max_model_len + SLACK, capacity.page_size) + 1
         needed = found.kv_token * one * capacity.page_size
         fewer = capacity.max_running_requests
-        while fewer > 1 and found.left + found.state - self._state_bytes(max_model_len, fewer) < needed:
+        while fewer > 1 and self._left_with(found, max_model_len, fewer) < needed:
             fewer //= 2
-        fits = found.left + found.state - self._state_bytes(max_model_len, fewer) >= needed
+        fits = self._left_with(found, max_model_len, fewer) >= needed
         if fewer < capacity.max_running_requests and fits:
             ways.append(f"--max-running-requests {fewer}")
         ranks = self._ranks_that_fit(found, shape, needed)
         if ranks is not None:
             ways.append(f"--tensor-parallel-size {ranks}")
         found.check(one * capacity.page_size, f"one request of --max-model-len {max_model_len}", ways)
+
+    def _left_with(self, found: MemorySum, max_model_len: int, rows: int) -> int:
+        """What would be left for KV with so many rows."""
+        largest_pass = found.largest_pass if self._pass_of is None else self._pass_of(rows)
+        return found.left + found.state + found.largest_pass - self._state_bytes(max_model_len, rows) - largest_pass
 
     def _ranks_that_fit(self, found: MemorySum, shape: ModelShape, needed: int) -> int | None:
         """The fewest ranks whose devices, one each, hold their share."""

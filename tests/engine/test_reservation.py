@@ -124,3 +124,11 @@ def test_the_sentence_adds_up():
     assert full.usable - sum(full.parts().values()) < full.kv_token
     begin = "of 80 GB of H 72 GB may be used (--memory-fraction 0.9): 16 GB weights, 1 GB draft,"
     assert full.sentence().startswith(begin)
+
+
+def test_fewer_rows_are_offered_where_the_pass_over_all_is_what_is_too_large(model, monkeypatch):
+    with pytest.raises(UsageError, match="largest pass.*--max-running-requests") as caught:
+        build(model, monkeypatch, 16, max_running_requests=4096, max_model_len=64)
+    (rows,) = re.findall(r"--max-running-requests (\d+)", str(caught.value))
+    parts = build(model, monkeypatch, 16, max_running_requests=int(rows), max_model_len=64)
+    assert parts.worker.limits.num_pages > 0
