@@ -156,9 +156,10 @@ def _handle(core: Core, message: messages.ToCore) -> messages.FromCore | None:
         case messages.Submit():
             try:
                 core.submit(message)
-            except RequestError as error:
+            except Exception as error:  # whatever it is, it is this request's
+                field = error.field if isinstance(error, RequestError) else None
                 failed = messages.Output(
-                    request_id=message.request_id, token_ids=[], finish_reason="error", error=str(error)
+                    request_id=message.request_id, token_ids=[], finish_reason="error", error=str(error), field=field
                 )
                 return messages.Outputs([failed])
             return None

@@ -32,10 +32,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How one request is sampled and when it ends. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off.
 
     Penalties are OpenAI's: presence and frequency are taken off the logits of tokens of the answer; repetition divides
-    (negative: multiplies) those of prompt and answer, 1 is off. logit_bias: (token, added), 300 at most. min_tokens: no
-    end token comes before (a stop string may). A grammar overrides ignore_eos: where it ends, the answer ends.
-    logprobs: alternatives wanted beside each token's own log-probability, 20 at most; None: neither. prompt_logprobs:
-    the same of the prompt's tokens.
+    (negative: multiplies) those of prompt and answer, 1 is off. logit_bias: (token, added), 300 at most. min_tokens: so
+    many tokens come before an end token, and a stop string that is complete by then ends nothing. A grammar overrides
+    ignore_eos: where it ends, the answer ends. logprobs: alternatives wanted beside each token's own log-probability,
+    20 at most; None: neither. prompt_logprobs: the same of the prompt's tokens.
     """
 
     max_tokens: int

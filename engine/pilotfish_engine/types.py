@@ -114,7 +114,8 @@ class GenerationBatchResult:
     first accept_lens[i] entries are committed, the rest is padding. accept_lens: int32 [batch_size], ≥ 1 for DECODE;
     for EXTEND 1 on chunks that are `last`, 0 on the others. draft_lens: int32 [batch_size], draft tokens verified.
     logprobs: where a request of the batch asks for them. prompt_logprobs: by place in the batch, of the prompt's tokens
-    that come one after those of the chunk. errors: by place in the batch, why a request cannot go on.
+    that come one after those of the chunk. errors: by place in the batch, why a request cannot go on: a RequestError
+    where that is the client's doing.
     """
 
     next_token_ids: Array
@@ -123,7 +124,7 @@ class GenerationBatchResult:
     num_draft_tokens: int
     logprobs: LogprobArrays | None = None
     prompt_logprobs: Mapping[int, LogprobArrays] = field(default_factory=dict)
-    errors: Mapping[int, str] = field(default_factory=dict)
+    errors: Mapping[int, Exception] = field(default_factory=dict)
 
     def committed(self) -> list[list[int]]:
         """The committed tokens of each request, out of the strided form."""

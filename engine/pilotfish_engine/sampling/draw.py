@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+NONE = -1  # no token
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64 (splitmix64, Steele et al. 2014)
 _MIX_A = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_B = -7723592293110705685  # 0x94D049BB133111EB
@@ -66,16 +67,23 @@ def filter_sorted(probs: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
 
 
 def choose(logits: torch.Tensor, positions: torch.Tensor, rows: SamplingRows | None) -> torch.Tensor:
-    """int64 [N]: the token that follows each row. logits: float32 [N, V]; positions: int64 [N], of the token to come;
-    rows: None where all are greedy."""
+    """int64 [N]: the token that follows each row, NONE where its logits have no largest finite number: a NaN, +∞, or
+    nothing but −∞. logits: float32 [N, V]; positions: int64 [N], of the token to come; rows: None where all are greedy.
+    """
     if rows is None:
-        return logits.argmax(dim=1)
+        return _best(logits)
     hot, scaled = _scaled(logits, rows)
     if rows.filtered:
         ordered, order = torch.softmax(scaled.to(torch.float64), dim=1).sort(dim=1, descending=True, stable=True)
         kept = torch.zeros_like(scaled, dtype=torch.bool).scatter_(1, order, filter_sorted(ordered, rows) > 0)
         scaled = torch.where(kept | ~hot, scaled, -torch.inf)
-    return torch.where(hot, scaled + _noise(scaled, positions, rows), scaled).argmax(dim=1)
+    return _best(torch.where(hot, scaled + _noise(scaled, positions, rows), scaled))
+
+
+def _best(scores: torch.Tensor) -> torch.Tensor:
+    best = scores.argmax(dim=1)  # which is a NaN's where there is one
+    is_finite = scores.gather(1, best.unsqueeze(1)).squeeze(1).isfinite()
+    return torch.where(is_finite, best, NONE)
 
 
 def draft_logits(

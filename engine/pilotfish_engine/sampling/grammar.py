@@ -25,6 +25,11 @@ MAX_GBNF_RULES = 500
 MAX_LEXER_STATES = 50_000  # up to 2 kB each
 MAX_KEPT = 64  # compiled grammars
 MAX_REASON = 300  # characters
+STUCK = {  # reasons that the library gives by name only
+    "NoExtension": "nothing can follow here: references that lead back to themselves, or parts that exclude each other",
+    "LexerTooComplex": "its strings have too many cases here; simpler patterns would work",
+    "ParserTooComplex": "it has too many cases here; a simpler one would work",
+}
 
 
 class Matcher:
@@ -57,6 +62,8 @@ class Matcher:
         found[0] = self._mask(self._inner)
         if found[0] is None:
             self.error = _reason(self._inner)
+        elif not any(found[0]):
+            self.error = "no token of the model continues the answer as the grammar wants it"
         children: Mapping[int, list[int]] = defaultdict(list)
         for node in range(1, len(token_ids)):
             children[parents[node]].append(node)
@@ -229,7 +236,8 @@ def _as_lark(text: str) -> str:
 
 
 def _reason(inner: LLMatcher) -> str:
-    return _short(inner.get_error())
+    error = inner.get_error()
+    return _short(next((words for name, words in STUCK.items() if name in error), error))
 
 
 def _short(text: str) -> str:

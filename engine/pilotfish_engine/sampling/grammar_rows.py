@@ -6,11 +6,13 @@ batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
+from pilotfish_engine.errors import RequestError
 from pilotfish_engine.types import GrammarMatcher
 
 
@@ -31,12 +33,15 @@ class GrammarRows:
         self._words = -(-vocab_size // 32)
         self._device = device
         self._matchers: dict[int, GrammarMatcher] = {}
+        self._broken: dict[int, str] = {}  # why a row's matcher is not asked again
 
     def admit(self, row: int, matcher: GrammarMatcher) -> None:
         self._matchers[row] = matcher
+        self._broken.pop(row, None)
 
     def release(self, row: int) -> None:
         self._matchers.pop(row, None)
+        self._broken.pop(row, None)
 
     def guides(self, host_rows: Sequence[int]) -> bool:
         """Whether a row of these has a grammar."""
@@ -49,23 +54,39 @@ class GrammarRows:
         if not members:
             return None
         words = torch.full((len(host_rows) if nodes is None else nodes.size, self._words), -1, dtype=torch.int32)
-        for (_, matcher), (token_ids, parents, places) in zip(members, _copied(members, nodes), strict=True):
-            for place, mask in zip(places, matcher.masks(token_ids, parents), strict=True):
+        for (at, matcher), (token_ids, parents, places) in zip(members, _copied(members, nodes), strict=True):
+            masks: Sequence[bytes | None] = ()
+            with self._blaming(host_rows[at]):
+                masks = matcher.masks(token_ids, parents)
+            for place, mask in zip(places, masks, strict=False):
                 if mask is not None:
                     words[place] = torch.frombuffer(bytearray(mask), dtype=torch.int32)[: self._words]
         return words.to(self._device)
 
-    def advance(self, host_rows: Sequence[int], committed: Sequence[Sequence[int]]) -> dict[int, str]:
-        """The tokens that a step committed to each row. Returns why rows cannot go on, by their place in the batch."""
-        errors: dict[int, str] = {}
+    def advance(self, host_rows: Sequence[int], committed: Sequence[Sequence[int]]) -> dict[int, RequestError]:
+        """The tokens that a step committed to each row, where there were some. Returns why rows cannot go on, by their
+        place in the batch."""
+        errors: dict[int, RequestError] = {}
         for at, (row, token_ids) in enumerate(zip(host_rows, committed, strict=True)):
             matcher = self._matchers.get(row)
             if matcher is None:
                 continue
-            matcher.advance(token_ids)
-            if matcher.error is not None:
-                errors[at] = f"the grammar cannot be followed further: {matcher.error}"
+            if row not in self._broken and min(token_ids, default=0) >= 0:
+                with self._blaming(row):
+                    matcher.advance(token_ids)
+            if (reason := self._broken.get(row) or matcher.error) is not None:
+                errors[at] = RequestError(f"the grammar cannot be followed further: {reason}", "grammar")
         return errors
+
+    @contextmanager
+    def _blaming(self, row: int) -> Iterator[None]:
+        """What a matcher throws, a panic of the library's included, is its own request's."""
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            self._broken[row] = f"{type(error).__name__}: {error}"
 
 
 def _copied(

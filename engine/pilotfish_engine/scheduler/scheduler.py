@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import count
 
 from pilotfish_engine.contract.speculation import EngineReport, EnvelopeUpdate
@@ -20,7 +19,8 @@ from pilotfish_engine.scheduler.preparing import GrammarCompiler, Preparing
 from pilotfish_engine.scheduler.request import Request
 from pilotfish_engine.scheduler.room import Room
 from pilotfish_engine.scheduler.steps import Launched, Steps, logprobs, score_prompt
-from pilotfish_engine.scheduler.stops import StopChecker, StopTextFactory
+from pilotfish_engine.scheduler.stops import StopTextFactory, stop_checker
+from pilotfish_engine.scheduler.suspects import Suspects
 from pilotfish_engine.scheduler.tally import Tally
 from pilotfish_engine.scheduler.waiting import Waiting
 from pilotfish_engine.types import Admission, Batch, ForwardMode, GenerationBatchResult, NewPages, Worker, WorkerLimits
@@ -51,6 +51,7 @@ class Scheduler:
         self._arrivals = count()
         self._preparing = Preparing(grammars)
         self._waiting = Waiting()
+        self._suspects = Suspects()
         self._running: list[Request] = []  # in order of admission
         self._requests: dict[str, Request] = {}  # all of these, by id, until they end
         self._outputs: list[Output] = []
@@ -81,9 +82,6 @@ class Scheduler:
         """The prompt has 1 … max_model_len − 1 tokens. A request that cannot ever fit is answered with an error."""
         self._tally.time(len(self._requests))
         limits, params = self.limits, submit.params
-        endless = params.ignore_eos and params.grammar is None
-        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if endless else limits.eos_token_ids)
-        text = self._stop_text(params.stop) if params.stop and self._stop_text is not None else None
         request = Request(
             request_id=submit.request_id,
             place=(submit.priority, next(self._arrivals)),
@@ -91,7 +89,7 @@ class Scheduler:
             token_ids=list(submit.prompt),
             params=params,
             seed=params.seed if params.seed is not None else secrets.randbits(63),
-            stops=StopChecker(stop_ids, text, min(len(submit.prompt) + params.max_tokens, limits.max_model_len)),
+            stops=stop_checker(submit, limits, self._stop_text),
         )
         self._requests[request.request_id] = request
         reason = fault(submit, limits.vocab_size) or self._room.why_never(request)
@@ -114,8 +112,9 @@ class Scheduler:
         """One iteration. Returns what it committed and which requests it ended. With overlap its last batch is left to
         the next one: the device has that to do until more is launched."""
         before = self._steps.launched
+        self._suspects.let_pass()
         self._take_prepared()
-        self._admit()
+        (self._admit_suspects if self._suspects else self._admit)()
         self._extend()
         if not self._overlap:
             self._collect()
@@ -191,6 +190,20 @@ class Scheduler:
                 self._waiting.take_first()
                 self._fail(request, self._room.too_large(request))
 
+    def _admit_suspects(self) -> None:
+        """Those whose turn it is; others, who stand still meanwhile, give their room where that is needed."""
+        for request in self._suspects.waiting():
+            while not (self._free_rows and self._room.enter(request, self._running)):
+                if any(self._suspects.may_run(other) for other in self._running):
+                    return
+                if not self._running:
+                    self._fail(request, self._room.too_large(request))
+                    break
+                self.retract_latest()
+            else:
+                self._waiting.discard(request)
+                self._start(request)
+
     def _start(self, request: Request) -> None:
         """A row for a request that has its pages."""
         request.row = self._free_rows.pop()
@@ -235,15 +248,14 @@ class Scheduler:
     # --- running batches
 
     def _extend(self) -> None:
-        todo = [r for r in self._running if not r.decoding and r.finish_reason is None]
+        todo = [r for r in self._running if not r.decoding and r.finish_reason is None and self._suspects.may_run(r)]
         todo.sort(key=lambda request: request.place)
         chunks = plan_chunks([PrefillWork(r.row, r.computed_len, len(r.token_ids)) for r in todo], self._chunk_size)
         if not chunks:
             return
         by_row = {request.row: request for request in todo}
         requests = [by_row[chunk.row] for chunk in chunks]
-        with self._ending_on_failure(requests):
-            self._steps.launch(Batch(ForwardMode.EXTEND, chunks=chunks), requests)
+        if self._launch(Batch(ForwardMode.EXTEND, chunks=chunks), requests):
             for chunk, request in zip(chunks, requests, strict=True):
                 request.computed_len = chunk.end
                 request.decoding = chunk.last
@@ -262,33 +274,54 @@ class Scheduler:
             new_pages=[added for added in new_pages if added.row in members],
             context_tokens=self._context_tokens(requests),
         )
-        with self._ending_on_failure(requests):
-            self._steps.launch(batch, requests)
+        self._launch(batch, requests)
 
     def _decoding(self) -> list[Request]:
-        return [request for request in self._running if request.decoding and request.finish_reason is None]
+        may_run = self._suspects.may_run
+        return [r for r in self._running if r.decoding and r.finish_reason is None and may_run(r)]
 
     def _collect(self, leave: int = 0) -> None:
         """Commits the batches that are under way but for the last `leave`; with none of these the host knows from here
         on what the device knows."""
         while len(self._steps) > leave:
-            with self._ending_on_failure(self._steps.oldest()):
-                self._commit_batch(*self._steps.take())
+            requests = self._steps.oldest()
+            try:
+                launched, result = self._steps.take()
+            except Exception as error:
+                for request in requests:  # what is under way for them goes on from what this batch left
+                    request.spoiled = True
+                self._isolate(requests, error)
+            else:
+                self._commit_batch(launched, result)
 
-    @contextmanager
-    def _ending_on_failure(self, requests: Sequence[Request]) -> Iterator[None]:
-        """A batch that fails ends the requests that were in it, and no others."""
+    def _launch(self, batch: Batch, requests: Sequence[Request]) -> bool:
+        """False: it failed, and nothing is under way."""
         try:
-            yield
+            self._steps.launch(batch, requests)
         except Exception as error:
-            self._failed_steps += 1
-            self._last_failure = f"{type(error).__name__}: {error}"
-            for request in requests:
-                request.spoiled = True
-                if request.finish_reason is None:
-                    self._fail(request, f"the step failed ({self._last_failure})")
-                else:  # it had ended, and waited for this batch
-                    self._retire(request)
+            self._isolate(requests, error)
+            return False
+        return True
+
+    def _isolate(self, requests: Sequence[Request], error: Exception) -> None:
+        """A batch failed. A request that was alone in it ends; several go back to the queue, to go on from their tokens
+        in smaller groups until it shows whose fault it was."""
+        self._last_failure = f"{type(error).__name__}: {error}"
+        self._collect()
+        self._failed_steps += len(requests) == 1
+        sent_back: list[Request] = []
+        for request in [request for request in requests if request.running]:  # some may be sent back already
+            request.spoiled = True
+            if request.finish_reason is not None:  # it had ended, and waited for this batch
+                self._retire(request)
+            elif len(requests) == 1:
+                self._fail(request, f"the step failed ({self._last_failure})")
+            else:
+                self._leave(request)
+                request.spoiled = False
+                self._waiting.add(request)
+                sent_back.append(request)
+        self._suspects.accuse(sent_back)
 
     def _commit_batch(self, launched: Launched, result: GenerationBatchResult) -> None:
         self._failed_steps = 0
@@ -299,18 +332,25 @@ class Scheduler:
             if request.finish_reason is not None:  # it ended while this batch was under way
                 self._retire(request)
                 continue
-            if decodes:
-                request.drafted_tokens += drafted
-                self._tally.step(plain, drafted)
-            else:
-                score_prompt(request, batch.chunks[place].start, result.prompt_logprobs.get(place))
-            if tokens:
-                self._commit(request, tokens, result, place)
+            if request.spoiled:  # it is about to be sent back
+                continue
+            try:
+                if decodes:
+                    request.drafted_tokens += drafted
+                    self._tally.step(plain, drafted)
+                else:
+                    score_prompt(request, batch.chunks[place].start, result.prompt_logprobs.get(place))
+                if tokens:
+                    self._commit(request, tokens, result, place)
+            except Exception as error:  # what reads its tokens cannot
+                request.spoiled = True
+                self._fail(request, f"its answer could not be read ({type(error).__name__}: {error})")
 
     def _commit(self, request: Request, tokens: list[int], result: GenerationBatchResult, place: int) -> None:
         """Appends a step's tokens up to the earliest end."""
-        if place in result.errors:
-            self._fail(request, result.errors[place])
+        if (error := result.errors.get(place)) is not None:
+            request.spoiled = not isinstance(error, RequestError)
+            self._fail(request, error)
             return
         kept, end = request.stops.push(tokens, len(request.token_ids))
         accepted = min(kept, len(tokens) - 1)  # the last token of a step is the target's own
@@ -342,6 +382,8 @@ class Scheduler:
     def _leave(self, request: Request) -> None:
         """Gives back row and pages. Where the KV is right, its full pages enter the prefix cache."""
         right = min(request.computed_len, len(request.token_ids) - 1)
+        if request.spoiled and request.found_pages:  # what it found may have been at fault
+            self.prefix.flush()
         self._room.leave(request, 0 if request.spoiled else self._worker.reusable_len(request.row, right))
         self._worker.release(request.row)
         self._free_rows.append(request.row)

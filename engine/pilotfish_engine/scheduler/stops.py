@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pilotfish_engine.messages import FinishReason
+from pilotfish_engine.messages import FinishReason, Submit
+from pilotfish_engine.types import WorkerLimits
 
 
 class StopText(Protocol):
@@ -35,12 +36,14 @@ class End:
 class StopChecker:
     """Fed every token of one answer, once, in order. stop_token_ids include the model's own end tokens unless ignored.
 
-    max_len: known tokens, the prompt's included, at which the answer ends for length.
+    max_len: known tokens, the prompt's included, at which the answer ends for length. min_len: so many known tokens do
+    not end it for a stop string; one that is complete by then is text like any other.
     """
 
     stop_token_ids: frozenset[int]
     text: StopText | None
     max_len: int
+    min_len: int = 0
 
     def push(self, token_ids: Sequence[int], known_len: int) -> tuple[int, End | None]:
         """How many of the tokens that follow `known_len` known ones are the answer's, and its end if it is among
@@ -48,8 +51,21 @@ class StopChecker:
         for count, token_id in enumerate(token_ids, 1):
             if token_id in self.stop_token_ids:
                 return count, End("stop")
-            if self.text is not None and (text_end := self.text.append(token_id)) is not None:
+            text_end = None if self.text is None else self.text.append(token_id)
+            if text_end is not None and known_len + count > self.min_len:
                 return count, End("stop", text_end)
             if known_len + count >= self.max_len:
                 return count, End("length")
         return len(token_ids), None
+
+
+def stop_checker(submit: Submit, limits: WorkerLimits, stop_text: StopTextFactory | None) -> StopChecker:
+    """Of a request's answer."""
+    prompt_len, params = len(submit.prompt), submit.params
+    endless = params.ignore_eos and params.grammar is None
+    return StopChecker(
+        stop_token_ids=frozenset(params.stop_token_ids) | (frozenset() if endless else limits.eos_token_ids),
+        text=stop_text(params.stop) if params.stop and stop_text is not None else None,
+        max_len=min(prompt_len + params.max_tokens, limits.max_model_len),
+        min_len=prompt_len + params.min_tokens,
+    )

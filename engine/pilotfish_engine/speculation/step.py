@@ -7,7 +7,7 @@ grammar are made on the host between draft and target pass, only while such a re
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -27,8 +27,8 @@ from pilotfish_engine.worker.state import RequestState
 
 @dataclass(frozen=True)
 class StepResult:
-    """next_token_ids: int32 [B * num_draft_tokens], strided by it; accept_lens, draft_lens: int32 [B]. logprobs: of
-    next_token_ids, where a row asks for them."""
+    """next_token_ids: int32 [B * num_draft_tokens], strided by it; draw.NONE where the logits give no token.
+    accept_lens, draft_lens: int32 [B]. logprobs: of next_token_ids, where a row asks for them."""
 
     next_token_ids: torch.Tensor
     accept_lens: torch.Tensor
@@ -89,10 +89,12 @@ class Step:
         verdict = verify(tree, target_ids, settings.num_steps)
         if self.ranks is not None:
             verdict = verdict.agreed(self.ranks)
-        self.commit(rows, host_rows, settings, verdict, hidden)
+        # where there is no token the host ends the request; until then it goes on from a token like any other
+        known = replace(verdict, next_token_ids=verdict.next_token_ids.clamp_min(0))
+        self.commit(rows, host_rows, settings, known, hidden)
         logprobs = None
         if self.state.scored(host_rows):
-            logprobs = score(logits[verdict.flat.flatten()], verdict.next_token_ids.flatten())
+            logprobs = score(logits[verdict.flat.flatten()], known.next_token_ids.flatten())
         return StepResult(
             next_token_ids=verdict.next_token_ids.flatten().to(torch.int32),
             accept_lens=verdict.accept_lens.to(torch.int32),

@@ -44,6 +44,7 @@ class StopStrings:
     """Finds the first stop string in one answer, token by token.
 
     A stop string ends the answer at the token that completes it; of two completed by one token the earlier start wins.
+    Who goes on behind it is told the next one that is completed.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
@@ -59,14 +60,13 @@ class StopStrings:
         if not new or not self._stops:
             return None
         text = self._tail + new
-        old = len(text) - len(new)
+        old = len(self._tail)  # one that ended nothing is not found again
         starts = [start for stop in self._stops if (start := text.find(stop, max(0, old - len(stop) + 1))) >= 0]
-        if starts:
-            return self._tail_start + min(starts)
+        text_end = self._tail_start + min(starts) if starts else None
         cut = max(0, len(text) - self._keep)
         self._tail_start += cut
         self._tail = text[cut:]
-        return None
+        return text_end
 
 
 def held_back(text: str, stops: Sequence[str]) -> int:

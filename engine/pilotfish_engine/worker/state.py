@@ -99,7 +99,10 @@ class RequestState:
         self._processors.admit(row, params, admission.token_ids, admission.prompt_len, admission.end_token_ids)
         if admission.grammar is not None:
             answer = admission.token_ids[admission.prompt_len :]
-            matcher = admission.grammar.start(answer, params.stop_token_ids, params.ignore_eos)
+            try:
+                matcher = admission.grammar.start(answer, params.stop_token_ids, params.ignore_eos)
+            except Exception as error:
+                raise RequestError(f"the grammar cannot be followed: {error}", "grammar") from error
             if matcher.error is not None:
                 raise RequestError(matcher.error, "grammar")
             self.grammars.admit(row, matcher)
@@ -148,8 +151,8 @@ class RequestState:
         paths: Paths | None = None,
         allowed: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """int64 [N]: the token that follows each place, whose row is token_rows[n]; positions: int64 [N], of the token
-        to come. paths, allowed: as Processors.apply takes them."""
+        """int64 [N]: the token that follows each place, or draw.NONE; its row is token_rows[n]. positions: int64 [N],
+        of the token to come. paths, allowed: as Processors.apply takes them."""
         processed = self._processors.apply(logits, token_rows, positions, host_rows, paths, allowed)
         return choose(processed, positions, self.sampling(token_rows, host_rows))
 

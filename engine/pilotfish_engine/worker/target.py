@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from pilotfish_engine.contract.speculation import PLAIN, CostProfile, DeviceReport, Envelope, Settings
-from pilotfish_engine.errors import EnvelopeError
+from pilotfish_engine.errors import EnvelopeError, NumbersError
 from pilotfish_engine.model.memory import put
+from pilotfish_engine.sampling.draw import NONE
 from pilotfish_engine.sampling.logprobs import Logprobs, score
 from pilotfish_engine.speculation.controller import Controller
 from pilotfish_engine.speculation.proposer import TargetHidden
@@ -36,6 +37,10 @@ from pilotfish_engine.worker.passes import last_places, over_spans
 from pilotfish_engine.worker.to_host import Moment, ToHost, logprobs_to_host
 
 SCORED_AT_ONCE = 64  # tokens of a prompt
+NOT_FINITE = (
+    "the model gives NaN or infinite numbers behind these tokens, so that none can be chosen; another prompt, or "
+    "another --dtype, would work"
+)
 
 
 @dataclass(frozen=True)
@@ -215,11 +220,14 @@ class TargetWorker:
                 num_draft_tokens=result.num_draft_tokens,
                 logprobs=None if logprobs is None else logprobs(),
             )
-            if not state.grammars.guides(host_rows):
-                return done
-            return replace(done, errors=state.grammars.advance(host_rows, done.committed()))
+            return replace(done, errors=self._faults(host_rows, done.committed()))
 
         return read
+
+    def _faults(self, host_rows: Sequence[int], committed: Sequence[Sequence[int]]) -> dict[int, Exception]:
+        """Why rows cannot go on behind these tokens, by their place in the batch; grammars have followed them."""
+        broken = {at: NumbersError(NOT_FINITE) for at, tokens in enumerate(committed) if NONE in tokens}
+        return {**broken, **self._step.state.grammars.advance(host_rows, committed)}
 
     def _extend(self, chunks: Sequence[Chunk]) -> Read:
         state, step = self._step.state, self._step
@@ -279,17 +287,18 @@ class TargetWorker:
         drawn = state.choose(logits, rows, state.seq_lens[rows], host_rows, allowed=allowed)
         if self._step.ranks is not None:
             drawn = self._step.ranks.agree(drawn)
-        state.tokens[rows, state.seq_lens[rows]] = drawn
-        state.count(rows, host_rows, drawn.unsqueeze(1), torch.ones_like(drawn))
+        known = drawn.clamp_min(0)
+        state.tokens[rows, state.seq_lens[rows]] = known
+        state.count(rows, host_rows, known.unsqueeze(1), torch.ones_like(known))
         logprobs = None
         if state.scored(host_rows):
-            found = score(logits, drawn)
+            found = score(logits, known)
             logprobs = logprobs_to_host(Logprobs(spread(found.chosen), spread(found.top_ids), spread(found.top)))
         copies = ToHost([spread(drawn)])
 
         def read() -> GenerationBatchResult:
             next_token_ids = copies.read()[0].tolist()
-            errors = state.grammars.advance(host_rows, [[next_token_ids[i]] for i in sampled])
+            errors = self._faults(host_rows, [[next_token_ids[i]] for i in sampled])
             return GenerationBatchResult(
                 next_token_ids=_HostArray(next_token_ids),
                 accept_lens=_HostArray([int(chunk.last) for chunk in chunks]),

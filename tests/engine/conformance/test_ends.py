@@ -12,6 +12,7 @@ import torch
 
 from pilotfish_engine.messages import Grammar
 from pilotfish_engine.tokenizer import StopStrings, Tokenizer
+from pilotfish_engine.tokenizer.pieces import Pieces as Decoding
 from tests.engine.conformance.conftest import EOS, prompts, settings_of, variants
 from tests.engine.conformance.harness import NUM_STEPS, Harness, fixed
 from tests.engine.conformance.models import within
@@ -22,6 +23,9 @@ LENGTH = 24
 
 class Pieces:
     """A tokenizer's bytes: whole words, and halves of a character that the next token may complete or break."""
+
+    decoding = Decoding((), {}, fallback=False)
+    broken_bytes = "replace"
 
     def piece(self, token_id: int) -> bytes:
         letter = bytes([97 + token_id % 26])

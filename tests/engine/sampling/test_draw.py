@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pilotfish_engine.sampling.draw import SamplingRows, choose, draft_logits, gumbel
+from pilotfish_engine.sampling.draw import NONE, SamplingRows, choose, draft_logits, gumbel
 
 
 def rows(count: int, temperature=1.0, top_k=8, top_p=1.0, min_p=0.0, filtered=True) -> SamplingRows:
@@ -110,3 +110,22 @@ def test_a_zero_probability_is_never_drawn_and_greedy_rows_are_greedy():
     mixed = rows(2, top_k=4, filtered=False)
     mixed.temperature[0] = 0.0
     assert int(choose(torch.tensor([[0.0, 1.0, 3.0, 2.0]] * 2), torch.tensor([5, 5]), mixed)[0]) == 2
+
+
+@pytest.mark.parametrize("hot", [0.0, 0.7])
+@pytest.mark.parametrize("filtered", [False, True])
+def test_numbers_that_give_no_token_give_none_and_leave_other_rows_alone(hot, filtered):
+    nan, inf = float("nan"), float("inf")
+    logits = torch.tensor([[1.0, 2.0, 0.5], [1.0, nan, 2.0], [-inf] * 3, [0.0, inf, 1.0], [-inf, 3.0, -inf]])
+    n = len(logits)
+    rows = SamplingRows(
+        torch.full((n,), hot), torch.full((n,), 2), torch.full((n,), 0.9), torch.zeros(n), torch.arange(n), filtered
+    )
+    drawn = choose(logits, torch.arange(n), rows)
+    assert drawn[1:4].tolist() == [NONE] * 3
+    assert drawn[4] == 1
+    alone = SamplingRows(
+        rows.temperature[:1], rows.top_k[:1], rows.top_p[:1], rows.min_p[:1], rows.seeds[:1], filtered
+    )
+    assert drawn[0] == choose(logits[:1], torch.arange(1), alone)[0]
+    assert choose(logits, torch.arange(n), None).tolist() == [1, NONE, NONE, NONE, 1]

@@ -6,6 +6,7 @@ import json
 import time
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ from pilotfish_engine.sampling.grammar import (
     MAX_KEPT,
     Grammars,
 )
+from pilotfish_engine.sampling.grammar_rows import GrammarRows
 
 # two special tokens, one of them the end; tokens of several letters; and the model has two tokens more than pieces
 PIECES = (b"", b"", b"a", b"b", b"ab", b"ba", b"aab", b"c")
@@ -197,3 +199,29 @@ def test_the_last_grammars_are_kept():
     for count in range(2, MAX_KEPT + 2):
         grammars.compile(Grammar("regex", f"a{{{count}}}"))
     assert grammars.compile(Grammar("regex", "a")) is not first
+
+
+@pytest.mark.parametrize(
+    "definitions",
+    [
+        {"A": {"$ref": "#/$defs/A"}},
+        {"A": {"$ref": "#/$defs/B"}, "B": {"$ref": "#/$defs/A"}},
+        {"A": {"anyOf": [{"$ref": "#/$defs/A"}]}},
+    ],
+)
+def test_what_shows_only_while_matching_is_the_request_s_own_fault(definitions):
+    """Of two rows the other goes on."""
+    schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "required": ["a"], "$defs": definitions}
+    grammars = [Grammar("json_schema", json.dumps(schema)), Grammar("regex", '[{":a]+')]
+    rows = GrammarRows(len(PRINTABLE), torch.device("cpu"))
+    for row, grammar in enumerate(grammars):
+        rows.admit(row, ASCII.compile(grammar).result().start((), (), False))
+    errors: dict[int, RequestError] = {}
+    for letter in '{"a":':
+        rows.allowed([0, 1])
+        errors |= rows.advance([0, 1], [encode(letter)] * 2)
+    rows.allowed([0, 1])
+    errors |= rows.advance([0, 1], [encode('"')] * 2)
+    assert list(errors) == [0]
+    assert errors[0].field == "grammar"
+    assert "nothing can follow here" in str(errors[0])

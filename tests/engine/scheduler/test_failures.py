@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from pilotfish_engine.messages import Output
 from pilotfish_engine.scheduler.scheduler import MAX_FAILED_STEPS, Scheduler
 from pilotfish_engine.types import Batch, ForwardMode, WorkerLimits
-from tests.engine.scheduler.counting_worker import Counting, answer, drain, submit, tokens
+from tests.engine.scheduler.counting_worker import Counting, answer, drain, prompt_of, submit, tokens
 
 
 def test_a_request_larger_than_the_cache_is_refused_by_its_numbers():
@@ -64,9 +65,15 @@ def test_concurrency_is_integrated_over_time():
     assert scheduler.report().concurrency_seconds_total == 11.0
 
 
+def played(worker: Counting, overlap: bool) -> tuple[Scheduler, dict[str, list[int]], dict[str, list[Output]]]:
+    scheduler = Scheduler(worker, 5, overlap=overlap)
+    prompts = {name: submit(scheduler, name, 3 + at, max_tokens=2 + 3 * at) for at, name in enumerate("abcdef")}
+    return scheduler, prompts, drain(scheduler)
+
+
 @pytest.mark.parametrize("mode", list(ForwardMode)[:2])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_failing_step_ends_those_in_it_whatever_else_they_were_about_to_do(mode, overlap):
+def test_a_batch_that_fails_once_ends_nobody_who_had_company(mode, overlap):
     """A call fails at every place in turn: with overlap it may be one that others wait for, and one of whose requests
     have ended already."""
     for failing in range(12):
@@ -79,9 +86,7 @@ def test_a_failing_step_ends_those_in_it_whatever_else_they_were_about_to_do(mod
                     raise RuntimeError("lost")
 
         worker = Counting(WorkerLimits(3, 64, 4, 64), tokens_a_step=2, before_call=call)
-        scheduler = Scheduler(worker, 5, overlap=overlap)
-        prompts = {name: submit(scheduler, name, 3 + at, max_tokens=2 + 3 * at) for at, name in enumerate("abcdef")}
-        outputs = drain(scheduler)
+        scheduler, prompts, outputs = played(worker, overlap)
         failed = {name for name in prompts if outputs[name][-1].finish_reason == "error"}
         for at, (name, prompt) in enumerate(prompts.items()):
             got = tokens(outputs[name])
@@ -89,8 +94,33 @@ def test_a_failing_step_ends_those_in_it_whatever_else_they_were_about_to_do(mod
             assert sum(output.finish_reason is not None for output in outputs[name]) == 1
             assert name in failed or len(got) == 2 + 3 * at
         if len(calls) > failing:  # else the run was over before
-            assert failed or overlap
-            # with overlap the one after it is lost too
-            assert len(failed) <= len(calls[failing].rows) + len(calls[failing].chunks) + overlap
+            assert len(failed) == (len(calls[failing].rows) + len(calls[failing].chunks) == 1)
         assert not worker.rows
         assert scheduler.pool.num_free + scheduler.prefix.num_cached == 64
+
+
+@pytest.mark.parametrize("mode", list(ForwardMode)[:2])
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("culprits", ["a", "d", "f", "be", "ace", "abcdef"])
+@pytest.mark.parametrize("pages", [64, 12])
+def test_who_makes_batches_fail_ends_alone(mode, overlap, culprits, pages):
+    worker = Counting(WorkerLimits(3, 64, 4, pages), tokens_a_step=2)
+    first = {prompt_of(name, 1)[0] for name in culprits}
+
+    def call(batch: Batch) -> None:
+        rows = [*batch.rows, *(chunk.row for chunk in batch.chunks)]
+        if batch.mode is mode and any(worker.rows[row].tokens[0] in first for row in rows if row in worker.rows):
+            raise RuntimeError("lost")
+
+    worker.before_call = call
+    scheduler, prompts, outputs = played(worker, overlap)
+    for at, (name, prompt) in enumerate(prompts.items()):
+        last, got = outputs[name][-1], tokens(outputs[name])
+        if name in culprits:
+            assert last.finish_reason == "error" or mode is ForwardMode.DECODE, "it never ran"
+        else:
+            assert (last.finish_reason, got) == ("length", answer(prompt, 2 + 3 * at))
+        assert got == answer(prompt, 2 + 3 * at)[: len(got)]
+    assert not worker.rows
+    assert scheduler.pool.num_free + scheduler.prefix.num_cached == pages
+    assert scheduler.unready is None or len(culprits) > 2

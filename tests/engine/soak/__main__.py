@@ -51,12 +51,19 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--requests", type=int, default=40, help="a round")
+    parser.add_argument("--faults", type=float, default=0, help="the share of requests with which something is wrong")
+    parser.add_argument("--answers", type=int, help="the end comes with so many requests, however long it takes")
     parser.add_argument("--round", type=int, help="only this one")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        soaking = Soak(Path(folder), asked.seed)
+        soaking = Soak(Path(folder), asked.seed, asked.faults)
         try:
+            if asked.round is None and asked.answers is not None:
+                for number in range(-(-asked.answers // asked.requests)):
+                    soaking.round(number, asked.requests)
+                print(soaking.sums)
+                return 0
             if asked.round is None:
                 return 0 if soak(soaking, asked.minutes, asked.requests) else 1
             soaking.round(asked.round, asked.requests)

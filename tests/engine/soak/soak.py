@@ -27,7 +27,8 @@ from tests.engine.conformance import models
 from tests.engine.conformance.conftest import variants
 from tests.engine.conformance.harness import MAX_MODEL_LEN, MAX_RUNNING, NUM_STEPS, Harness, configuration
 from tests.engine.conformance.test_processors import GRAMMARS
-from tests.engine.soak.traffic import Alone, Answered, Asked, difference, draw, envelope, stop_text
+from tests.engine.soak import faults
+from tests.engine.soak.traffic import Alone, Answered, Asked, difference, draw, envelope
 
 TOPK = 4
 PROFILE = CostProfile(
@@ -43,6 +44,7 @@ class Sums:
     rounds: int = 0
     answers: int = 0
     aborts: int = 0
+    faults: int = 0
     retractions: int = 0
     steps: int = 0
     tokens: int = 0
@@ -53,10 +55,10 @@ class Failure(AssertionError):
 
 
 class Soak:
-    """folder: for checkpoints."""
+    """folder: for checkpoints. faults: the share of requests with which something is wrong."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
-        self._seed = seed
+    def __init__(self, folder: Path, seed: int, faults: float = 0.0) -> None:
+        self._seed, self._faults = seed, faults
         self._target = folder / "target"
         models.target_model().save_pretrained(self._target)
         self._pair = cache(lambda method, draft: models.build(method, draft, self._target, folder / "drafts"))
@@ -71,11 +73,12 @@ class Soak:
         random = Random(f"{self._seed} {number}")
         page_size = random.choice([1, 16])
         try:
-            played = _Round(self.engine(method, draft, page_size), method, draft, random)
+            played = _Round(self.engine(method, draft, page_size), method, draft, random, self._faults)
             played.play(requests)
             self._judge(played)
         except Exception as error:
             again = f"python -m tests.engine.soak --seed {self._seed} --round {number} --requests {requests}"
+            again += f" --faults {self._faults}" if self._faults else ""
             raise Failure(f"round {number} ({method} {draft}): {error}\nto see it again: {again}") from error
 
     def _load(self, method: str, draft: str, page_size: int) -> Parts:
@@ -94,6 +97,12 @@ class Soak:
             whole = request_id not in played.aborted
             assert (answer.finish_reason is not None) == whole, f"{request_id} has no end, or one after its abort"
             last = answer.last
+            if request_id in played.faults:
+                if whole:
+                    assert last is not None
+                    wrong = faults.wrong(played.faults[request_id], last.error, last.field)
+                    assert wrong is None, f"{request_id} {wrong}: {asked}"
+                continue
             found = Answered(
                 answer.token_ids, answer.finish_reason, None if last is None else last.text_end, answer.logprobs
             )
@@ -106,6 +115,7 @@ class Soak:
         sums.rounds += 1
         sums.answers += len(played.asked) - len(played.aborted)
         sums.aborts += len(played.aborted)
+        sums.faults += len(played.faults)
         sums.retractions += scheduler.retractions
         sums.steps += played.steps
         sums.tokens += sent
@@ -122,6 +132,8 @@ class _Round:
     method: str
     draft: str
     random: Random
+    share: float
+    faults: dict[str, str] = field(default_factory=dict)
     asked: dict[str, Asked] = field(default_factory=dict)
     aborted: set[str] = field(default_factory=set)
     steps: int = 0
@@ -135,11 +147,15 @@ class _Round:
             replace(self.parts, worker=self._fresh_worker()),
             chunk_size=random.choice([5, 16, 512]),
             overlap=random.random() < 0.5,
-            stop_text=stop_text,
+            stop_text=faults.text_of_stops,
             grammars=self._compile,
             max_running_requests=random.randint(2, MAX_RUNNING),
             num_pages=random.randint(min(least, room), room),
         )
+        if self.share:
+            watched = self.harness.worker
+            self.harness.worker = faults.Faulty(watched.parts, watched.steps, watched.tighter)
+            self.harness.scheduler._worker = self.harness.scheduler._steps._worker = self.harness.worker
 
     def _fresh_worker(self) -> TargetWorker:
         """With nothing learnt yet, and a clock that is drawn."""
@@ -194,8 +210,13 @@ class _Round:
         assert left <= 0, f"{left} requests are still in memory"
 
     def _submit(self) -> None:
-        asked = draw(self.random)
+        asked, kind = draw(self.random), ""
+        if self.share and self.random.random() < self.share:
+            asked, kind = faults.spoil(asked, self.random)
         request_id = self.harness.submit_params(asked.prompt, asked.params, self.random.choice([0, 0, 0, -1, 2]))
+        if kind:
+            self.faults[request_id] = kind
+            self.harness.faulty.add(request_id)
         self.asked[request_id] = asked
 
     def _living(self) -> list[str]:
@@ -212,4 +233,10 @@ class _Round:
         due = [entry for entry in self._compiling if whatever or entry[0] <= self.steps]
         self._compiling = [entry for entry in self._compiling if entry not in due]
         for _, grammar, future in due:
-            future.set_result(GRAMMARS.compile(grammar).result())
+            compiled = faults.throwing(grammar)
+            if compiled is not None:
+                future.set_result(compiled)
+            elif (error := GRAMMARS.compile(grammar).exception()) is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(GRAMMARS.compile(grammar).result())

@@ -14,6 +14,7 @@ from pilotfish_engine.contract.speculation import EnvelopeUpdate
 from pilotfish_engine.engine import Parts
 from pilotfish_engine.messages import Grammar, SamplingParams, TokenLogprob
 from pilotfish_engine.tokenizer import StopStrings, Tokenizer
+from pilotfish_engine.tokenizer.pieces import Pieces as Decoding
 from tests.engine.conformance.conftest import EOS, prompts
 from tests.engine.conformance.harness import MAX_MODEL_LEN, Harness
 from tests.engine.conformance.test_processors import GRAMMARS, LONE_DIGITS, PAIRS
@@ -26,6 +27,9 @@ MOST_KEPT = 4096  # answers
 
 class Pieces:
     """A tokenizer's bytes: letters, and halves of a character that the next token may complete or break."""
+
+    decoding = Decoding((), {}, fallback=False)
+    broken_bytes = "replace"
 
     def piece(self, token_id: int) -> bytes:
         letter = bytes([97 + token_id % 26])
