@@ -165,10 +165,10 @@ class Scheduler:
         """The last in order of those running goes back to its place in the queue, to go through again from its tokens;
         what the prefix cache keeps of it is a gain."""
         self._collect()
-        request = max(self._running, key=lambda request: request.place)
-        self._leave(request)
-        self._waiting.add(request)
-        self.retractions += 1
+        for request in sorted(self._running, key=lambda request: request.place)[-1:]:
+            self._leave(request)
+            self._waiting.add(request)
+            self.retractions += 1
 
     # --- admission and pages
 
