@@ -58,6 +58,8 @@ class ServerConfig:
     admin_token_file: str | None = None
     drain_seconds: float = 30.0
     allowed_origins: tuple[str, ...] = ()
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -200,6 +202,8 @@ OPTIONS = (
     Option("capacity", "overlap", _switch, "BOOL", "plan the next step while this one runs; default: on a GPU"),
     Option("capacity", "max_waiting_requests", _whole(0, 1 << 20), "N", "requests that may wait before a 503"),
     Option("server", "served_name", _text, "NAME", "name of the model in the API"),
+    Option("server", "tool_call_parser", _text, "NAME", "how the model writes calls of tools; auto: by its template"),
+    Option("server", "reasoning_parser", _text, "NAME", "how it writes reasoning; auto: by its template"),
     Option("server", "drain_seconds", _seconds, "S", "how long running requests may finish after SIGTERM"),
     Option("server", "allowed_origins", _origins, "O,O", "origins whose pages may call the API from a browser; *: any"),
     Option("server", "api_key_file", _text, "F", "file with the key that API clients must send"),

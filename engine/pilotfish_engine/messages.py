@@ -20,12 +20,23 @@ MAX_STOP_TOKENS = 64  # beside the model's own end tokens
 MAX_LOGPROBS = 20  # alternatives a token
 
 
+class Stage(msgspec.Struct, frozen=True):
+    """A part of an answer that may be anything, as far as the first of its ends, a text or a special token, or to the
+    answer's end. begin: the token that it begins with; where another comes first the part is left out."""
+
+    ends: tuple[str, ...]
+    end_tokens: tuple[int, ...] = ()
+    begin: int | None = None
+
+
 class Grammar(msgspec.Struct, frozen=True):
     """What an answer's text must be. `text`: a JSON schema, a regular expression of the whole answer, or a grammar
-    (GBNF with ::= and a rule root, else Lark with a rule start); empty for json_object."""
+    (GBNF with ::= and a rule root, else Lark with a rule start); empty for json_object. after: what comes before it,
+    and blanks may be between."""
 
     kind: GrammarKind
     text: str = ""
+    after: tuple[Stage, ...] = ()
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +47,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     many tokens come before an end token, and a stop string that is complete by then ends nothing. A grammar overrides
     ignore_eos: where it ends, the answer ends. logprobs: alternatives wanted beside each token's own log-probability,
     20 at most; None: neither. prompt_logprobs: the same of the prompt's tokens.
+    visible: special tokens whose text is part of the answer's, for stop strings and for who reads it.
     """
 
     max_tokens: int
@@ -55,6 +67,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     grammar: Grammar | None = None
     logprobs: int | None = None
     prompt_logprobs: bool = False
+    visible: tuple[int, ...] = ()
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pilotfish_engine.messages import FinishReason, Submit
+from pilotfish_engine.messages import FinishReason, SamplingParams, Submit
 from pilotfish_engine.types import WorkerLimits
 
 
@@ -21,7 +21,7 @@ class StopText(Protocol):
         ...
 
 
-StopTextFactory = Callable[[Sequence[str]], StopText]
+StopTextFactory = Callable[[SamplingParams], StopText]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def stop_checker(submit: Submit, limits: WorkerLimits, stop_text: StopTextFactor
     endless = params.ignore_eos and params.grammar is None
     return StopChecker(
         stop_token_ids=frozenset(params.stop_token_ids) | (frozenset() if endless else limits.eos_token_ids),
-        text=stop_text(params.stop) if params.stop and stop_text is not None else None,
+        text=stop_text(params) if params.stop and stop_text is not None else None,
         max_len=min(prompt_len + params.max_tokens, limits.max_model_len),
         min_len=prompt_len + params.min_tokens,
     )

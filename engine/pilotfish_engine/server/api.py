@@ -10,7 +10,6 @@ import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from pilotfish_engine.messages import Grammar
 from pilotfish_engine.server import delivery, shapes
 from pilotfish_engine.server.bodies import (
     ChatRequest,
@@ -20,13 +19,12 @@ from pilotfish_engine.server.bodies import (
     StreamOptions,
     TokenizeRequest,
 )
-from pilotfish_engine.server.conversation import NamedTool
 from pilotfish_engine.server.failures import ApiError, Invalid
 from pilotfish_engine.server.generation import Generation, Piece, check_choices, check_tokens, sampling_params
-from pilotfish_engine.server.schemas import SchemaError, plain
+from pilotfish_engine.server.parts import ContentReader
+from pilotfish_engine.server.reading import Reading, read_chat
 from pilotfish_engine.server.service import Service
 from pilotfish_engine.server.streaming import Event, obfuscated
-from pilotfish_engine.server.tool_calls import Calls, style_of
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, for /v1/completions
 
@@ -46,9 +44,9 @@ class Api:
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         request.state.ignored_fields = self._service.ignored(body)
-        generation, calls = await start_chat(self._service, body)
+        generation = await start_chat(self._service, body)
         tokenizer = None if body.alternatives is None else self._service.loaded()[0]
-        shape = shapes.Chat(tokenizer, body.n or 1, None if calls is None else calls.reader)
+        shape = shapes.Chat(tokenizer, body.n or 1)
         return await self._answer(body, request, generation, shape)
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
@@ -70,7 +68,7 @@ class Api:
         ]
         shape = shapes.Completion(None if body.alternatives is None else tokenizer, echoes)
         longest = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-        generation = _start(service, body, prompts, longest, _demanded(body, None))
+        generation = _start(service, body, prompts, longest, _plainly(body))
         return await self._answer(body, request, generation, shape)
 
     async def _answer(self, body: Generate, request: Request, generation: Generation, shape: shapes.Shape) -> Response:
@@ -126,87 +124,48 @@ class Api:
         return {"prompt": tokenizer.decode(body.tokens)}
 
 
-async def start_chat(service: Service, body: ChatRequest) -> tuple[Generation, Calls | None]:
-    """The answers to a chat, and how they may call tools. Raises ApiError when the request cannot be taken."""
+async def start_chat(service: Service, body: ChatRequest) -> Generation:
+    """The answers to a chat. Raises ApiError when the request cannot be taken."""
     service.check_model(body.model)
-    tokenizer, _ = service.loaded()
-    template = tokenizer.chat_template
-    calls = _calls_of(body, "" if template is None else template.source_for(tools=bool(body.offered_tools)))
-    demanded = _demanded(body, calls)
-    prompt = await service.encode_chat(body.messages, body.offered_tools, body.variables)
+    text = await service.render_chat(body.messages, body.offered_tools, body.variables)
+    reading = read_chat(body, service.formats(tools=bool(body.offered_tools)), text)
+    prompt = await service.encode_rendered(text)
     longest = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    return _start(service, body, [prompt], longest, demanded), calls
+    return _start(service, body, [prompt], longest, reading)
 
 
 def _start(
-    service: Service,
-    body: Generate,
-    prompts: list[list[int]],
-    longest: int | None,
-    demanded: tuple[Grammar | None, str],
+    service: Service, body: Generate, prompts: list[list[int]], longest: int | None, reading: Reading
 ) -> Generation:
-    """longest: tokens of each answer; None: what the context leaves beside its prompt. demanded: what the answer must
-    be, and the field that says so."""
+    """longest: tokens of each answer; None: what the context leaves beside its prompt."""
     tokenizer, limits = service.loaded()
     rooms = [limits.max_model_len - len(prompt) for prompt in prompts]
-    grammar, field = demanded
     params = [
-        sampling_params(body, room if longest is None else min(longest, room), service.vocab_size, grammar)
+        sampling_params(
+            body, room if longest is None else min(longest, room), service.vocab_size, reading.grammar, reading.visible
+        )
         for room in rooms
     ]
     n = body.n or 1
     service.admit(len(prompts) * n)
     return Generation(
-        service.link, tokenizer, service.metrics, prompts, params, n, body.priority or 0, {"grammar": field}
+        service.link,
+        tokenizer,
+        service.metrics,
+        prompts,
+        params,
+        n,
+        body.priority or 0,
+        {"grammar": reading.field},
+        reading.new_reader,
     )
 
 
-def _calls_of(body: ChatRequest, template: str) -> Calls | None:
-    """How the model may or must call tools. Raises Invalid when it is left to a model that knows none."""
-    if not body.offered_tools:
-        return None
-    style = style_of(template)
-    if style is None and body.choice == "auto":
-        raise Invalid(
-            "tools cannot be left to this model: its chat template shows none, or writes calls in a way that is not "
-            "known; tool_choice 'required' or a named function would work",
-            "tools",
-        )
-    named = body.choice.function.name if isinstance(body.choice, NamedTool) else None
-    functions = [tool.function for tool in body.offered_tools if named in (None, tool.function.name)]
-    return Calls(
-        style or "json",
-        functions,
-        required=body.choice != "auto",
-        several=named is None and body.parallel_tool_calls is not False,
-    )
-
-
-def _demanded(body: Generate, calls: Calls | None) -> tuple[Grammar | None, str]:
-    """What the answer must be, and the field that says so."""
+def _plainly(body: Generate) -> Reading:
+    """Of an answer that is all content."""
     if body.structured_outputs is not None:
-        return body.structured_outputs.as_grammar(), "structured_outputs"
-    form = body.answer_format
-    if calls is None or (form is None and not calls.required):
-        return form, "response_format"
-    if form is not None and calls.style == "json":
-        raise Invalid(
-            "response_format excludes tools with this model, whose calls are JSON as well; tool_choice 'none' would "
-            "work",
-            "response_format",
-        )
-    _check_parameters(body)
-    return calls.grammar(form), "tools"
-
-
-def _check_parameters(body: Generate) -> None:
-    """Raises Invalid where a function's parameters cannot be enforced."""
-    for index, tool in enumerate(body.offered_tools if isinstance(body, ChatRequest) else []):
-        try:
-            plain(tool.function.parameters or {})
-        except SchemaError as error:
-            path = f"tools[{index}].function.parameters.{error.path}"
-            raise Invalid(f"{path} {error.sentence}", path) from error
+        return Reading(ContentReader, (), body.structured_outputs.as_grammar(), "structured_outputs")
+    return Reading(ContentReader, (), body.answer_format)
 
 
 async def _collect(writer: shapes.Writer, generation: Generation) -> dict[str, Any]:

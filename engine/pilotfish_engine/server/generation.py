@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -18,18 +19,21 @@ from pilotfish_engine.server.failures import ApiError, Invalid
 from pilotfish_engine.server.link import CoreGone, Link
 from pilotfish_engine.server.logprobs import ScoredToken
 from pilotfish_engine.server.metrics import Metrics
+from pilotfish_engine.server.parts import ContentReader, Part, Reader
 from pilotfish_engine.tokenizer import Detokenizer, Tokenizer, held_back
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What one step brought one choice: text that may be shown now, and its new tokens, where they are scored.
+    """What one step brought one choice: text that may be shown now, as what it is read, and its new tokens, where they
+    are scored.
 
     prompt: in the first piece, where they are asked for, the scores of the prompt's tokens from the second on.
     finish_reason: in the last. failure: why, where that is `error`."""
 
     index: int
     text: str
+    parts: Sequence[Part]
     finish_reason: FinishReason | None
     tokens: tuple[ScoredToken, ...] = ()
     prompt: Sequence[TokenLogprob] | None = None
@@ -43,35 +47,43 @@ class Usage:
     completion_tokens: int
     drafted_tokens: int
     accepted_tokens: int
+    reasoning_tokens: int = 0
 
 
 class _Choice:
     """The text of one answer so far, and how much of it has been shown. longest: 0 for one of which nothing is wanted
     but its prompt's scores: the model makes one token all the same, and nobody hears of it."""
 
-    def __init__(self, index: int, request: Submit, tokenizer: Tokenizer, longest: int) -> None:
+    def __init__(self, index: int, request: Submit, tokenizer: Tokenizer, longest: int, reader: Reader) -> None:
         self.index = index
         self.request = request
         self.token_count = 0
         self.last: Output | None = None
         self.last_at: float | None = None
-        self._detokenizer = Detokenizer(tokenizer, within=True)
+        self._reader = reader
+        self._starts: list[int] = []  # where the text of each token begins
+        self._detokenizer = Detokenizer(tokenizer, within=True, visible=request.params.visible)
         self.unheard = longest == 0
         ends = set(request.params.stop_token_ids)
         self._silent = ends if request.params.ignore_eos else ends | tokenizer.eos_token_ids
         self._text = ""
         self._shown = 0
 
+    @property
+    def reasoning_tokens(self) -> int:
+        return bisect_left(self._starts, self._reader.reasoned)
+
     def take(self, output: Output) -> Piece:
         """Never shows a part of a stop string, of a character, or the ending token."""
         self.last = output
         if self.unheard:
             reason: FinishReason | None = "length" if output.finish_reason == "stop" else output.finish_reason
-            return Piece(self.index, "", reason, prompt=output.prompt_logprobs)
+            return Piece(self.index, "", (), reason, prompt=output.prompt_logprobs)
         self.token_count += len(output.token_ids)
         stopped = output.finish_reason == "stop"
         tokens: list[ScoredToken] = []
         for at, token_id in enumerate(output.token_ids):
+            self._starts.append(len(self._text))
             if output.logprobs is not None:
                 tokens.append(ScoredToken(token_id, len(self._text), output.logprobs[at]))
             if not (stopped and at == len(output.token_ids) - 1 and token_id in self._silent):
@@ -82,15 +94,18 @@ class _Choice:
             self._text += self._detokenizer.flush()
             end = len(self._text) if output.text_end is None else output.text_end
         shown, self._shown = self._shown, max(end, self._shown)
-        return Piece(self.index, self._text[shown:end], output.finish_reason, tuple(tokens), output.prompt_logprobs)
+        text = self._text[shown:end]
+        parts = self._reader.feed(text, last=output.finish_reason is not None)
+        return Piece(self.index, text, parts, output.finish_reason, tuple(tokens), output.prompt_logprobs)
 
 
 class Generation:
     """All choices of one HTTP request, submitted at once; choice index = prompt index * n + k. Each is answered as if
     it were alone.
 
-    params: of each prompt; max_tokens may be 0. fields: by the engine's names of parameters, what the client calls them
-    where that differs. Whoever makes one calls `close` in the end: what has not ended by then is aborted.
+    params: of each prompt; max_tokens may be 0. new_reader: of what an answer's text consists of. fields: by the
+    engine's names of parameters, what the client calls them where that differs. Whoever makes one calls `close` in the
+    end: what has not ended by then is aborted.
     """
 
     def __init__(
@@ -103,6 +118,7 @@ class Generation:
         n: int,
         priority: int = 0,
         fields: Mapping[str, str] | None = None,
+        new_reader: Callable[[], Reader] = ContentReader,
     ) -> None:
         self._link = link
         self._metrics = metrics
@@ -113,7 +129,7 @@ class Generation:
         name = uuid.uuid4().hex
         self._choices = {
             (request := _submit(f"{name}-{i}-{k}", prompt, own, k, priority)).request_id: _Choice(
-                i * n + k, request, tokenizer, own.max_tokens
+                i * n + k, request, tokenizer, own.max_tokens, new_reader()
             )
             for i, (prompt, own) in enumerate(zip(prompts, params, strict=True))
             for k in range(n)
@@ -171,6 +187,7 @@ class Generation:
             completion_tokens=sum(choice.token_count for choice in self._choices.values()),
             drafted_tokens=sum(last.drafted_tokens for last in lasts),
             accepted_tokens=sum(last.accepted_tokens for last in lasts),
+            reasoning_tokens=sum(choice.reasoning_tokens for choice in self._choices.values()),
         )
 
     def _failure(self, output: Output) -> ApiError:
@@ -206,8 +223,11 @@ def _submit(request_id: str, prompt: list[int], params: SamplingParams, k: int, 
     return Submit(request_id=request_id, prompt=prompt, params=params, priority=priority)
 
 
-def sampling_params(body: Generate, max_tokens: int, vocab_size: int, grammar: Grammar | None) -> SamplingParams:
-    """max_tokens: what the answer can have, asked for or left by the context. Raises Invalid."""
+def sampling_params(
+    body: Generate, max_tokens: int, vocab_size: int, grammar: Grammar | None, visible: Sequence[int] = ()
+) -> SamplingParams:
+    """max_tokens: what the answer can have, asked for or left by the context. visible: special tokens that are read.
+    Raises Invalid."""
     if (body.min_tokens or 0) > max_tokens:
         raise Invalid(
             f"min_tokens is {body.min_tokens}, and the answer has at most {max_tokens} tokens (max_tokens, or what the "
@@ -235,6 +255,7 @@ def sampling_params(body: Generate, max_tokens: int, vocab_size: int, grammar: G
         grammar=grammar,
         logprobs=body.alternatives,
         prompt_logprobs=body.scores_prompt,
+        visible=tuple(visible),
     )
 
 

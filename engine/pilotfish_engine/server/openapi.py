@@ -43,6 +43,7 @@ class CachedTokens(_Answer):
 class PredictedTokens(_Answer):
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
+    reasoning_tokens: int
 
 
 class Usage(_Answer):
@@ -83,6 +84,7 @@ class AnsweredMessage(_Answer):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning_content: str | None = None
     tool_calls: list[AnsweredCall] | None = None
 
 
@@ -225,9 +227,7 @@ def describe(app: FastAPI, model: str, with_key: bool) -> Json:
         if "Request" in schema["title"]:
             optional = [] if "model" in schema.get("required", ()) else [None]
             schema["properties"]["model"] = {"enum": [model, *optional]}
-    components["securitySchemes"] = {
-        name: {"type": "http", "scheme": "bearer"} for name in ("apiKey", "adminToken")
-    }
+    components["securitySchemes"] = {name: {"type": "http", "scheme": "bearer"} for name in ("apiKey", "adminToken")}
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             operation["responses"] = _responses(method, path)

@@ -32,6 +32,7 @@ from pilotfish_engine.errors import UsageError
 from pilotfish_engine.server import app
 from pilotfish_engine.server.connection import Patience, patient
 from pilotfish_engine.server.link import Link
+from pilotfish_engine.server.reading import check_names
 from pilotfish_engine.server.service import Service
 from pilotfish_engine.source import resolve
 from pilotfish_engine.tokenizer import load
@@ -51,6 +52,7 @@ def serve(config: EngineConfig, core_command: Sequence[str] = CORE, patience: Pa
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # it warns of all that is no HTTP: anybody could fill the log
     try:
+        check_names(config.server)
         api_key = _secret("--api-key-file", config.server.api_key_file)
         admin_token = _secret("--admin-token-file", config.server.admin_token_file)
         listener = _bind(config.server)

@@ -18,6 +18,7 @@ from pilotfish_engine.server.failures import ApiError, Invalid, Unavailable
 from pilotfish_engine.server.generation import check_prompt, too_long
 from pilotfish_engine.server.link import Link
 from pilotfish_engine.server.metrics import Metrics
+from pilotfish_engine.server.reading import Formats, formats_of
 from pilotfish_engine.server.rendering import Renderer
 from pilotfish_engine.server.unserved import OFTEN_IGNORED
 from pilotfish_engine.source import default_name
@@ -39,6 +40,7 @@ class Service:
         self.metrics = Metrics()
         self.tokenizer: Tokenizer | None = None
         self.draining = False
+        self._config = config.server
         self._renderer: Renderer | None = None  # from the first chat on
         self._max_waiting = config.capacity.max_waiting_requests
 
@@ -114,10 +116,21 @@ class Service:
         check_prompt(prompt, self.context(), self.vocab_size, field)
         return prompt
 
+    def formats(self, *, tools: bool) -> Formats:
+        """How the model writes calls and reasoning, in chats with or without tools."""
+        tokenizer, _ = self.loaded()
+        return formats_of(self._config, tokenizer, tools)
+
     async def encode_chat(
         self, messages: Sequence[Message], tools: Sequence[Tool], variables: Mapping[str, Any]
     ) -> list[int]:
         """variables: what the template gets beside messages and tools. Raises Invalid."""
+        return await self.encode_rendered(await self.render_chat(messages, tools, variables))
+
+    async def render_chat(
+        self, messages: Sequence[Message], tools: Sequence[Tool], variables: Mapping[str, Any]
+    ) -> str:
+        """The prompt's text, which asks for the next message. Raises Invalid."""
         tokenizer, _ = self.loaded()
         if tokenizer.chat_template is None:
             raise Invalid(f"the model {self.name!r} has no chat template; /v1/completions would work", "messages")
@@ -125,9 +138,12 @@ class Service:
             self._renderer = Renderer(tokenizer.chat_template)
         shown = [message.for_template() for message in messages]
         try:
-            text = await self._renderer.render(shown, [tool.for_template() for tool in tools], variables)
+            return await self._renderer.render(shown, [tool.for_template() for tool in tools], variables)
         except TemplateError as error:
             raise Invalid(f"messages: {error}", "messages") from error
+
+    async def encode_rendered(self, text: str) -> list[int]:
+        """Raises Invalid when the model cannot take the prompt."""
         prompt = await self.tokens_of(text, "messages", add_special_tokens=False)
         check_prompt(prompt, self.context(), self.vocab_size, "messages")
         return prompt

@@ -6,15 +6,14 @@ A shape is fed the pieces of one request's choices in order; the whole answer is
 from __future__ import annotations
 
 import time
-import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from pilotfish_engine.server.failures import ApiError
 from pilotfish_engine.server.generation import Piece, Usage
 from pilotfish_engine.server.logprobs import ScoredToken, chat_logprobs, completion_logprobs, prompt_tokens
-from pilotfish_engine.server.tool_calls import CallPart, Reader
+from pilotfish_engine.server.parts import CallPart, Content, Part, Reasoning
 from pilotfish_engine.tokenizer import Tokenizer
 
 Json = dict[str, Any]
@@ -41,10 +40,11 @@ class Shape(Protocol):
 class _Choice:
     """shown: how many of the tokens have been told of in chunks."""
 
-    def __init__(self, reader: Reader | None = None) -> None:
-        self.reader = reader
+    def __init__(self) -> None:
         self.text = ""
+        self.reasoning = ""
         self.calls: list[Json] = []
+        self.calls_whole = True
         self.tokens: list[ScoredToken] = []
         self.shown = 0
         self.finish_reason: str | None = None
@@ -56,16 +56,16 @@ class _Choice:
 
 
 class Chat:
-    """new_reader: where an answer may contain calls of tools, what finds them."""
+    """Reasoning is `reasoning_content`, as DeepSeek, vLLM and SGLang name it."""
 
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
     id_prefix = "chatcmpl-"
 
-    def __init__(self, tokenizer: Tokenizer | None, size: int, new_reader: Callable[[], Reader] | None = None) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, size: int) -> None:
         """tokenizer: None where no log-probabilities are wanted."""
         self._tokenizer = tokenizer
-        self._choices = [_Choice(None if new_reader is None else new_reader()) for _ in range(size)]
+        self._choices = [_Choice() for _ in range(size)]
 
     def opening(self, index: int) -> Json:
         return _choice(index, None, None, delta={"role": "assistant", "content": ""})
@@ -74,29 +74,36 @@ class Chat:
         choice = self._choices[piece.index]
         choice.tokens += piece.tokens
         choice.finish_reason, choice.failure = piece.finish_reason, piece.failure
-        delta = self._delta(choice, piece)
-        if choice.calls and piece.finish_reason == "stop":
+        delta = self._delta(choice, piece.parts)
+        if choice.calls and choice.calls_whole and piece.finish_reason == "stop":
             choice.finish_reason = "tool_calls"
         if not delta and piece.finish_reason is None:
             return None
         return _choice(piece.index, choice.finish_reason, self._logprobs(choice.unshown()), piece.failure, delta=delta)
 
-    def _delta(self, choice: _Choice, piece: Piece) -> Json:
-        if choice.reader is None:
-            choice.text += piece.text
-            return {"content": piece.text} if piece.text else {}
-        found = choice.reader.feed(piece.text, last=piece.finish_reason is not None)
-        choice.text += found.content
-        delta: Json = {"content": found.content} if found.content else {}
-        if found.calls:
-            delta["tool_calls"] = [_call_delta(choice.calls, part) for part in found.calls]
+    def _delta(self, choice: _Choice, parts: Sequence[Part]) -> Json:
+        content = "".join(part.text for part in parts if isinstance(part, Content))
+        reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
+        choice.text += content
+        choice.reasoning += reasoning
+        delta: Json = {"reasoning_content": reasoning} if reasoning else {}
+        if content:
+            delta["content"] = content
+        calls = [part for part in parts if isinstance(part, CallPart)]
+        if calls:
+            choice.calls_whole = calls[-1].whole
+            delta["tool_calls"] = [_call_delta(choice.calls, part) for part in calls]
         return delta
 
     def whole(self, index: int) -> Json:
         choice = self._choices[index]
         message: Json = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.calls or choice.reasoning:
+            message["content"] = choice.text or None
+        if choice.reasoning:
+            message["reasoning_content"] = choice.reasoning
         if choice.calls:
-            message |= {"content": choice.text or None, "tool_calls": choice.calls}
+            message["tool_calls"] = choice.calls
         return _choice(index, choice.finish_reason, self._logprobs(choice.tokens), choice.failure, message=message)
 
     def _logprobs(self, tokens: Sequence[ScoredToken]) -> Json | None:
@@ -184,6 +191,7 @@ def usage_json(usage: Usage) -> Json:
         "completion_tokens_details": {
             "accepted_prediction_tokens": usage.accepted_tokens,
             "rejected_prediction_tokens": usage.drafted_tokens - usage.accepted_tokens,
+            "reasoning_tokens": usage.reasoning_tokens,
         },
     }
 
@@ -201,6 +209,6 @@ def _call_delta(calls: list[Json], part: CallPart) -> Json:
         calls[part.index]["function"]["arguments"] += part.arguments
         return {"index": part.index, "function": {"arguments": part.arguments}}
     function = {"name": part.name, "arguments": part.arguments}
-    call = {"id": "call_" + uuid.uuid4().hex[:24], "type": "function", "function": function}
+    call = {"id": part.id, "type": "function", "function": function}
     calls.append(call)
     return {"index": part.index, **call, "function": dict(function)}

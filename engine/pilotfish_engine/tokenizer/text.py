@@ -18,19 +18,24 @@ class Detokenizer:
     `decode` drops, or the answer would stick to the prompt; so the text has the bytes that a grammar saw.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, within: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, within: bool = False, visible: Sequence[int] = ()) -> None:
+        """visible: special tokens whose text is shown."""
         self._tokenizer = tokenizer
-        self._opens = bool(tokenizer.decoding.opening) and not within
+        self._visible = {token: tokenizer.written(token).encode() for token in visible}
+        self._opens = not within and bool(tokenizer.decoding.opening)
         self._decoder = codecs.getincrementaldecoder("utf-8")(tokenizer.broken_bytes)
 
     def append(self, token_ids: Iterable[int]) -> str:
         """The characters that these tokens complete; possibly none."""
-        piece = self._opening_piece if self._opens else self._tokenizer.piece
+        piece = self._opening_piece if self._opens else self._visible_piece if self._visible else self._tokenizer.piece
         return self._decoder.decode(b"".join(map(piece, token_ids)))
 
     def flush(self) -> str:
         """U+FFFD when the text ends within a character, else nothing."""
         return self._decoder.decode(b"", final=True)
+
+    def _visible_piece(self, token_id: int) -> bytes:
+        return self._visible.get(token_id) or self._tokenizer.piece(token_id)
 
     def _opening_piece(self, token_id: int) -> bytes:
         piece = self._tokenizer.piece(token_id)
@@ -47,8 +52,8 @@ class StopStrings:
     Who goes on behind it is told the next one that is completed.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
-        self._detokenizer = Detokenizer(tokenizer, within=True)
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], visible: Sequence[int] = ()) -> None:
+        self._detokenizer = Detokenizer(tokenizer, within=True, visible=visible)
         self._stops = tuple(stops)
         self._keep = max(map(len, self._stops), default=1) - 1  # a match may begin this far before new text
         self._tail = ""

@@ -78,6 +78,15 @@ class Tokenizer:
         """Empty for ids past the vocabulary, which a padded embedding can yield."""
         return self.pieces[token_id] if 0 <= token_id < len(self.pieces) else b""
 
+    def written(self, token_id: int) -> str:
+        """As the vocabulary writes it: of a special token, what stands for it in a template."""
+        return self.backend.id_to_token(token_id) or ""
+
+    def specials(self, texts: Iterable[str]) -> dict[str, int]:
+        """Those of the texts that are special tokens, which an answer's text does not have."""
+        found = {text: self.backend.token_to_id(text) for text in texts}
+        return {text: token for text, token in found.items() if token is not None and not self.piece(token)}
+
     def opening_piece(self, token_id: int) -> bytes:
         """The token's bytes where a text begins: some vocabularies write a space before the first word."""
         return self.decoding.opening.get(token_id, self.piece(token_id))

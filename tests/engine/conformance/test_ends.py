@@ -42,7 +42,7 @@ def start(engine, method, draft, topk=1, overlap=False, **tighter):
     harness = Harness(
         engine(method, draft, 1),
         overlap=overlap,
-        stop_text=lambda stops: StopStrings(cast(Tokenizer, Pieces()), stops),
+        stop_text=lambda params: StopStrings(cast(Tokenizer, Pieces()), params.stop),
         grammars=GRAMMARS.compile,
         **tighter,
     )

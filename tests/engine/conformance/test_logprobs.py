@@ -21,8 +21,8 @@ def character(token_id: int) -> str:
 class Characters:
     """A text of one character a token."""
 
-    def __init__(self, stops):
-        self.stops, self.text = stops, ""
+    def __init__(self, params):
+        self.stops, self.text = params.stop, ""
 
     def append(self, token_id):
         self.text += character(token_id)

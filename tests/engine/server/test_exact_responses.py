@@ -18,7 +18,8 @@ from pydantic import BaseModel
 from pilotfish_engine.server.conversation import Function
 from pilotfish_engine.server.generation import Piece
 from pilotfish_engine.server.responses.output import Output
-from pilotfish_engine.server.tool_calls import Calls, Style
+from pilotfish_engine.server.tool_calls import Calls
+from pilotfish_engine.server.tool_formats import BY_NAME
 from tests.engine.server import letters
 from tests.engine.server.parameters import CHATS, MAX_TOKENS, MESSAGES, SCHEMA
 from tests.engine.server.serving import NAME, Engine
@@ -158,18 +159,20 @@ TEXTS = [
 ]  # fmt: skip
 
 
-def output(style: Style, parts: list[str]) -> tuple[list[Json], list[Json]]:
-    calls = Calls(style, [Function(name="f"), Function(name="g")], required=False, several=True)
-    made = Output(calls.reader(), None)
+def output(style: str, parts: list[str]) -> tuple[list[Json], list[Json]]:
+    calls = Calls(BY_NAME[style], [Function(name="f"), Function(name="g")], required=False, several=True)
+    reader, made = calls.reader(), Output(None)
     told: list[Json] = []
     for number, part in enumerate(parts, 1):
-        told += json.loads(json.dumps(list(made.feed(Piece(0, part, "stop" if number == len(parts) else None)))))
+        last = number == len(parts)
+        piece = Piece(0, part, reader.feed(part, last), "stop" if last else None)
+        told += json.loads(json.dumps(list(made.feed(piece))))
     return made.items, told
 
 
 @given(st.sampled_from(TEXTS), st.sampled_from(["hermes", "json"]), st.data())
 @settings(max_examples=200, deadline=None)
-def test_items_do_not_depend_on_how_an_answer_is_cut(text: str, style: Style, data: st.DataObject) -> None:
+def test_items_do_not_depend_on_how_an_answer_is_cut(text: str, style: str, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.sets(st.integers(1, len(text) - 1))))
     parts = [text[begin:end] for begin, end in itertools.pairwise([0, *cuts, len(text)])]
     items, told = output(style, parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Any, cast
@@ -36,8 +36,8 @@ class Pieces:
         return [letter, b"\xc3", b"\xa9" + letter, letter * 2][token_id % 4]
 
 
-def stop_text(stops: Sequence[str]) -> StopStrings:
-    return StopStrings(cast(Tokenizer, Pieces()), stops)
+def stop_text(params: SamplingParams) -> StopStrings:
+    return StopStrings(cast(Tokenizer, Pieces()), params.stop)
 
 
 @dataclass(frozen=True)

@@ -6,21 +6,17 @@ not depend on how the answer was cut into pieces.
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from pilotfish_engine.server.generation import Piece
 from pilotfish_engine.server.logprobs import ScoredToken, chat_logprobs
-from pilotfish_engine.server.tool_calls import CallPart, Reader
+from pilotfish_engine.server.parts import CallPart, Content, Reasoning
 from pilotfish_engine.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 Status = Literal["completed", "incomplete"]
-
-# Calls begin and end with one of these: so that what a reader finds in one part is content or calls, in their order.
-_CUTS = re.compile(r"[<>{}]|[^<>{}]+")
 
 
 class _Told:
@@ -28,6 +24,7 @@ class _Told:
 
     def __init__(self, at: int, item: Json, kind: str, extras: Json) -> None:
         self.item = item
+        self.kind = kind
         self._part: Json = {"type": kind, "text": "", **extras}
         self._place: Json = {"item_id": item["id"], "output_index": at, "content_index": 0}
         self._event = f"response.{kind}"
@@ -53,14 +50,14 @@ class _Told:
 
 
 class _Called:
-    def __init__(self, at: int, index: int, name: str) -> None:
-        self.index = index
+    def __init__(self, at: int, part: CallPart) -> None:
+        self.index = part.index
         self.item: Json = {
             "id": _new_id("fc"),
             "type": "function_call",
             "status": "completed",
-            "call_id": _new_id("call"),
-            "name": name,
+            "call_id": part.id,
+            "name": part.name,
             "arguments": "",
         }
         self._place: Json = {"item_id": self.item["id"], "output_index": at}
@@ -82,12 +79,10 @@ class _Called:
 
 
 class Output:
-    """reader: what finds calls of tools; None: there are none. tokenizer: None where no log-probabilities are
-    wanted."""
+    """tokenizer: None where no log-probabilities are wanted."""
 
-    def __init__(self, reader: Reader | None, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
         self.items: list[Json] = []
-        self._reader = reader
         self._tokenizer = tokenizer
         self._open: _Told | _Called | None = None
         self._tokens: list[ScoredToken] = []  # whose text has not been told
@@ -96,17 +91,16 @@ class Output:
         """The events of a piece; to be read to the end. The last piece closes what is open."""
         last = piece.finish_reason is not None
         self._tokens += piece.tokens
-        if self._reader is None:
-            yield from self._said(piece.text)
-        else:
-            parts = _CUTS.findall(piece.text) or [""]
-            for number, text in enumerate(parts, 1):
-                found = self._reader.feed(text, last=last and number == len(parts))
-                yield from self._said(found.content)
-                for part in found.calls:
+        for part in piece.parts:
+            match part:
+                case Reasoning(text):
+                    yield from self._thought(text)
+                case Content(text):
+                    yield from self._said(text)
+                case CallPart():
                     yield from self._called(part)
         if last:
-            if not self.items or (self._tokens and isinstance(self._open, _Told)):
+            if not self.items or (self._tokens and self._telling("output_text")):
                 yield from self._said("", last=True)
             yield from self._close("incomplete" if piece.finish_reason == "length" else "completed")
 
@@ -117,7 +111,7 @@ class Output:
     def _said(self, text: str, last: bool = False) -> Iterator[Json]:
         if not (text or last):
             return
-        if not isinstance(self._open, _Told):
+        if not self._telling("output_text"):
             yield from self._close("completed")
             message = {"id": _new_id("msg"), "type": "message", "status": "completed", "role": "assistant"}
             told = _Told(len(self.items), message, "output_text", {"annotations": [], "logprobs": []})
@@ -126,11 +120,23 @@ class Output:
         if text or self._tokens:
             yield from self._open.grown(text, self._logprobs())
 
+    def _thought(self, text: str) -> Iterator[Json]:
+        self._tokens.clear()  # they are no message's
+        if not self._telling("reasoning_text"):
+            yield from self._close("completed")
+            reasoning = {"id": _new_id("rs"), "type": "reasoning", "status": "completed", "summary": []}
+            yield from self._begin(_Told(len(self.items), reasoning, "reasoning_text", {}))
+        assert isinstance(self._open, _Told), "reasoning is open"
+        yield from self._open.grown(text)
+
+    def _telling(self, kind: str) -> bool:
+        return isinstance(self._open, _Told) and self._open.kind == kind
+
     def _called(self, part: CallPart) -> Iterator[Json]:
         self._tokens.clear()  # they are no message's
         if part.name is not None:
             yield from self._close("completed")
-            yield from self._begin(_Called(len(self.items), part.index, part.name))
+            yield from self._begin(_Called(len(self.items), part))
         assert isinstance(self._open, _Called), "a call is open"
         assert self._open.index == part.index, "calls come one after the other"
         if part.arguments:

@@ -40,9 +40,9 @@ class Responses:
         service = self._service
         request.state.ignored_fields = service.ignored(body)
         with _own_words():
-            generation, calls = await start_chat(service, body.as_chat())
+            generation = await start_chat(service, body.as_chat())
             tokenizer = service.loaded()[0] if body.wants_logprobs else None
-            output = Output(None if calls is None else calls.reader(), tokenizer)
+            output = Output(tokenizer)
             response_id = "resp_" + request.state.request_id
             answer = Answer(body, response_id, service.name, output, in_own_words)
             if body.stream:
