@@ -127,7 +127,7 @@ def test_the_sentence_adds_up():
 
 
 def test_fewer_rows_are_offered_where_the_pass_over_all_is_what_is_too_large(model, monkeypatch):
-    with pytest.raises(UsageError, match="largest pass.*--max-running-requests") as caught:
+    with pytest.raises(UsageError, match=r"largest pass.*--max-running-requests") as caught:
         build(model, monkeypatch, 16, max_running_requests=4096, max_model_len=64)
     (rows,) = re.findall(r"--max-running-requests (\d+)", str(caught.value))
     parts = build(model, monkeypatch, 16, max_running_requests=int(rows), max_model_len=64)
