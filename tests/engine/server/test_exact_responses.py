@@ -17,13 +17,15 @@ from pydantic import BaseModel
 
 from pilotfish_engine.server.conversation import Function
 from pilotfish_engine.server.generation import Piece
+from pilotfish_engine.server.parts import CallPart, Content, Reasoning
 from pilotfish_engine.server.responses.output import Output
+from pilotfish_engine.server.responses.sealing import opened, sealed
 from pilotfish_engine.server.tool_calls import Calls
 from pilotfish_engine.server.tool_formats import BY_NAME
 from tests.engine.server import letters
 from tests.engine.server.parameters import CHATS, MAX_TOKENS, MESSAGES, SCHEMA
 from tests.engine.server.serving import NAME, Engine
-from tests.engine.server.told import ANEW, both, heard, post, same, text_of
+from tests.engine.server.told import ANEW, EVENTS, both, heard, known_only, post, same, text_of
 
 Json = dict[str, Any]
 
@@ -177,6 +179,12 @@ def test_items_do_not_depend_on_how_an_answer_is_cut(text: str, style: str, data
     parts = [text[begin:end] for begin, end in itertools.pairwise([0, *cuts, len(text)])]
     items, told = output(style, parts)
     assert same(items) == same(output(style, [text])[0]) == same(output(style, list(text))[0])
+    hear(items, told)
+    assert {key for item in items for key in item} - ANEW <= {"type", "status", "role", "content", "name", "arguments"}
+
+
+def hear(items: list[Json], told: list[Json]) -> None:
+    """Raises AssertionError when these events do not add up to the items."""
     response: Json = {"status": "in_progress", "output": [], "usage": None}
     framed: list[Json] = [
         {"type": "response.created", "response": response},
@@ -185,4 +193,55 @@ def test_items_do_not_depend_on_how_an_answer_is_cut(text: str, style: str, data
         {"type": "response.completed", "response": {"status": "completed", "output": items, "usage": None}},
     ]
     heard([event | {"sequence_number": number} for number, event in enumerate(framed)])
-    assert {key for item in items for key in item} - ANEW <= {"type", "status", "role", "content", "name", "arguments"}
+    for event in told:
+        known_only(EVENTS.validate_json(json.dumps(event | {"sequence_number": 0}), strict=True))
+
+
+TEXT = st.text("ab \n", min_size=1, max_size=3)
+SPOKEN: st.SearchStrategy[list[Any]] = st.lists(
+    st.one_of(st.builds(Reasoning, TEXT), st.builds(Content, TEXT), st.builds(list, st.lists(TEXT, max_size=2))),
+    max_size=6,
+)
+
+
+@given(SPOKEN, st.booleans())
+@settings(max_examples=50, deadline=None)
+def test_reasoning_messages_and_calls_are_items_in_their_order(spoken: list[Any], seals: bool) -> None:
+    """A list stands for a call with its arguments' parts."""
+    made = Output(None, seals)
+    told: list[Json] = []
+    expected: list[tuple[str, str]] = []
+    calls = 0
+    for part in spoken:
+        if isinstance(part, list):
+            begun = [CallPart(calls, "f", "", f"id_{calls}"), *(CallPart(calls, None, text) for text in part)]
+            expected.append(("function_call", "".join(part)))
+            calls += 1
+        else:
+            begun = [part]
+            kind = "message" if isinstance(part, Content) else "reasoning"
+            before = expected.pop()[1] if expected and expected[-1][0] == kind else ""
+            expected.append((kind, before + part.text))
+        for each in begun:
+            told += json.loads(json.dumps(list(made.feed(Piece(0, "", [each], None)))))
+    told += json.loads(json.dumps(list(made.feed(Piece(0, "", [], "stop")))))
+    if not expected or expected[-1][0] == "reasoning":
+        expected.append(("message", ""))
+    assert [(item["type"], _text(item)) for item in made.items] == expected
+    for item in made.items:
+        if item["type"] == "reasoning":
+            assert opened(item.get("encrypted_content", "")) == (_text(item) if seals else None)
+    assert [item["call_id"] for item in made.items if "call_id" in item] == [f"id_{call}" for call in range(calls)]
+    hear(made.items, told)
+
+
+def _text(item: Json) -> str:
+    text: str = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
+    return text
+
+
+@given(st.text(), st.text("abcdABCD0123+/=", max_size=9))
+def test_only_what_was_sealed_here_is_opened(text: str, foreign: str) -> None:
+    assert opened(sealed(text)) == text
+    assert opened(foreign) is None
+    assert opened(sealed(text) + "*") is None

@@ -330,3 +330,23 @@ def test_a_fault_within_a_stream_is_an_error_and_a_response_that_failed(empty: P
     assert failed["response"]["error"] == {"code": "server_error", "message": error["message"]}
     assert "killed by SIGKILL" in error["message"]
     assert heard(told)["status"] == "failed"
+
+
+def test_reasoning_is_an_item_before_the_answer_and_goes_back(empty: Path, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", TEMPLATE + "{# <think> </think> #}")
+    with engine(empty, "--max-model-len", "2048", model=str(model)) as started:
+        asked: Any = {"input": "<think>\nlet me see\n</think>\n\nIt is."}
+        answer = both(started, **asked, include=["reasoning.encrypted_content"])
+        thought, message = answer["output"]
+        assert (thought["type"], text_of({"output": [message]})) == ("reasoning", "It is.")
+        assert thought["content"] == [{"type": "reasoning_text", "text": "let me see"}]
+        assert 0 < answer["usage"]["output_tokens_details"]["reasoning_tokens"] < answer["usage"]["output_tokens"]
+        cut = both(started, input="<think>\nlet me see and see", max_output_tokens=5)
+        assert [item["status"] for item in cut["output"]] == ["incomplete"]
+        alone = both(started, input="<think>\nlet me see\n</think>")
+        assert [item["type"] for item in alone["output"]] == ["reasoning", "message"]
+        for left_out in ("content", "encrypted_content"):
+            handed = {key: value for key, value in thought.items() if key != left_out}
+            history = [said("user", "show"), handed, message, said("user", "and?")]
+            shown = text_of(whole(started, input=history, max_output_tokens=999, **NO_THINKING))
+            assert json.loads(shown)[0][1]["reasoning_content"] == "let me see"

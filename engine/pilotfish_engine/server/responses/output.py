@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pilotfish_engine.server.generation import Piece
 from pilotfish_engine.server.logprobs import ScoredToken, chat_logprobs
 from pilotfish_engine.server.parts import CallPart, Content, Reasoning
+from pilotfish_engine.server.responses.sealing import sealed
 from pilotfish_engine.tokenizer import Tokenizer
 
 Json = dict[str, Any]
@@ -20,11 +21,12 @@ Status = Literal["completed", "incomplete"]
 
 
 class _Told:
-    """An item whose text comes in one part. kind: output_text or reasoning_text."""
+    """An item whose text comes in one part. kind: output_text or reasoning_text. seals: its end has it sealed too."""
 
-    def __init__(self, at: int, item: Json, kind: str, extras: Json) -> None:
+    def __init__(self, at: int, item: Json, kind: str, extras: Json, seals: bool = False) -> None:
         self.item = item
         self.kind = kind
+        self._seals = seals
         self._part: Json = {"type": kind, "text": "", **extras}
         self._place: Json = {"item_id": item["id"], "output_index": at, "content_index": 0}
         self._event = f"response.{kind}"
@@ -43,6 +45,8 @@ class _Told:
 
     def closed(self, status: Status) -> Iterator[Json]:
         self.item |= {"status": status, "content": [self._part]}
+        if self._seals:
+            self.item["encrypted_content"] = sealed(self._part["text"])
         told: Json = {key: self._part[key] for key in ("text", "logprobs") if key in self._part}
         yield {"type": self._event + ".done", **self._place, **told}
         yield {"type": "response.content_part.done", **self._place, "part": self._part}
@@ -79,11 +83,12 @@ class _Called:
 
 
 class Output:
-    """tokenizer: None where no log-probabilities are wanted."""
+    """tokenizer: None where no log-probabilities are wanted. seals: reasoning has its encrypted_content too."""
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, seals: bool = False) -> None:
         self.items: list[Json] = []
         self._tokenizer = tokenizer
+        self._seals = seals
         self._open: _Told | _Called | None = None
         self._tokens: list[ScoredToken] = []  # whose text has not been told
 
@@ -100,9 +105,11 @@ class Output:
                 case CallPart():
                     yield from self._called(part)
         if last:
-            if not self.items or (self._tokens and self._telling("output_text")):
-                yield from self._said("", last=True)
-            yield from self._close("incomplete" if piece.finish_reason == "length" else "completed")
+            status: Status = "incomplete" if piece.finish_reason == "length" else "completed"
+            unanswered = not self.items or (status == "completed" and self.items[-1]["type"] == "reasoning")
+            if unanswered or (self._tokens and self._telling("output_text")):
+                yield from self._said("", last=True)  # an answer without words; or its last token
+            yield from self._close(status)
 
     def cut(self) -> Iterator[Json]:
         """The last events when no more pieces come."""
@@ -125,7 +132,7 @@ class Output:
         if not self._telling("reasoning_text"):
             yield from self._close("completed")
             reasoning = {"id": _new_id("rs"), "type": "reasoning", "status": "completed", "summary": []}
-            yield from self._begin(_Told(len(self.items), reasoning, "reasoning_text", {}))
+            yield from self._begin(_Told(len(self.items), reasoning, "reasoning_text", {}, self._seals))
         assert isinstance(self._open, _Told), "reasoning is open"
         yield from self._open.grown(text)
 

@@ -42,7 +42,7 @@ class Responses:
         with _own_words():
             generation = await start_chat(service, body.as_chat())
             tokenizer = service.loaded()[0] if body.wants_logprobs else None
-            output = Output(tokenizer)
+            output = Output(tokenizer, seals="reasoning.encrypted_content" in (body.include or []))
             response_id = "resp_" + request.state.request_id
             answer = Answer(body, response_id, service.name, output, in_own_words)
             if body.stream:

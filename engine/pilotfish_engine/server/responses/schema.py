@@ -49,6 +49,22 @@ class OutputCall(_Answer):
     arguments: str
 
 
+class ReasoningText(_Answer):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class OutputReasoning(_Answer):
+    """encrypted_content: where it is asked for."""
+
+    id: str
+    type: Literal["reasoning"]
+    status: Status
+    summary: list[Any]
+    content: list[ReasoningText]
+    encrypted_content: str | None = None
+
+
 class IncompleteDetails(_Answer):
     reason: Literal["max_output_tokens"]
 
@@ -86,7 +102,7 @@ class ResponseObject(_Answer):
     error: ResponseFailure | None
     incomplete_details: IncompleteDetails | None
     model: str
-    output: list[OutputMessage | OutputCall]
+    output: list[OutputReasoning | OutputMessage | OutputCall]
     usage: ResponseUsage | None
     background: Literal[False]
     frequency_penalty: float
