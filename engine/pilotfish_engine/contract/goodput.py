@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
+from typing import Protocol
 
 from pilotfish_engine.contract.speculation import PLAIN, CostProfile, Envelope, Settings
 
@@ -77,6 +78,14 @@ class Acceptance:
         return self.accept[depth - 1] / self.accept[depth - 2] if depth > 1 else self.accept[0]
 
 
+class Costs(Protocol):
+    """What steps take: a profile's formulas, or those corrected by what was measured since."""
+
+    def step_ms(self, settings: Settings, batch: int, context_tokens: int) -> float:
+        """Returns the milliseconds of one step of `settings`, a plain one where it has no steps."""
+        ...
+
+
 @dataclass(frozen=True)
 class Option:
     """One setting and the tokens/s of the whole batch to expect of it."""
@@ -110,13 +119,13 @@ def describe(settings: Settings) -> str:
     return f"num_steps {settings.num_steps} topk {settings.topk} num_draft_tokens {settings.num_draft_tokens}"
 
 
-def plain_step_ms(profile: CostProfile, batch: int, context_tokens: int) -> float:
-    return _costs(profile).plain(batch, context_tokens)
+def plain_step_ms(profile: CostProfile | Costs, batch: int, context_tokens: int) -> float:
+    return costs(profile).step_ms(PLAIN, batch, context_tokens)
 
 
-def spec_step_ms(profile: CostProfile, batch: int, context_tokens: int, settings: Settings) -> float:
+def spec_step_ms(profile: CostProfile | Costs, batch: int, context_tokens: int, settings: Settings) -> float:
     """Of a speculative step; of a plain one when `settings` has no steps."""
-    return _costs(profile).step(settings, batch, context_tokens)
+    return costs(profile).step_ms(settings, batch, context_tokens)
 
 
 def expected_yield(acceptance: Acceptance, settings: Settings) -> float:
@@ -132,13 +141,13 @@ def expected_yield(acceptance: Acceptance, settings: Settings) -> float:
     return best_nodes[min(settings.num_draft_tokens - 1, len(best_nodes) - 1)]
 
 
-def plain_rate(profile: CostProfile, batch: int, context_tokens: int) -> float:
+def plain_rate(profile: CostProfile | Costs, batch: int, context_tokens: int) -> float:
     """Tokens/s of the batch under plain decoding."""
     return 1000 * batch / plain_step_ms(profile, batch, context_tokens)
 
 
 def spec_rate(
-    profile: CostProfile, acceptance: Acceptance, batch: int, context_tokens: int, settings: Settings
+    profile: CostProfile | Costs, acceptance: Acceptance, batch: int, context_tokens: int, settings: Settings
 ) -> float:
     """Tokens/s of the batch under `settings`; plain_rate when it has no steps."""
     committed = batch * (1 + expected_yield(acceptance, settings))
@@ -168,7 +177,7 @@ def candidates(envelope: Envelope) -> tuple[Settings, ...]:
 
 
 def best(
-    profile: CostProfile,
+    profile: CostProfile | Costs,
     acceptance: Acceptance,
     batch: int,
     context_tokens: int,
@@ -204,7 +213,7 @@ def best(
 
 
 def disable_threshold(
-    profile: CostProfile,
+    profile: CostProfile | Costs,
     acceptance: Acceptance,
     context_per_request: float,
     envelope: Envelope,
@@ -214,18 +223,18 @@ def disable_threshold(
     """The smallest b ≥ 1 such that at no batch from b to max_batch a candidate of the envelope beats plain by more than
     `margin`; None when one still does at max_batch. The envelope's own disable_threshold is not looked at.
     """
-    costs, by_size = _costs(profile), candidates(envelope)
+    priced, by_size = costs(profile), candidates(envelope)
     committed = {settings: 1 + expected_yield(acceptance, settings) for settings in by_size}
     for batch in range(max_batch, 0, -1):
         context = int(context_per_request * batch)
-        bar = (1 + margin) / costs.plain(batch, context)
-        if any(committed[settings] > bar * costs.step(settings, batch, context) for settings in by_size):
+        bar = (1 + margin) / priced.step_ms(PLAIN, batch, context)
+        if any(committed[settings] > bar * priced.step_ms(settings, batch, context) for settings in by_size):
             return batch + 1 if batch < max_batch else None
     return 1
 
 
 def capacity(
-    profile: CostProfile,
+    profile: CostProfile | Costs,
     acceptance: Acceptance,
     context_per_request: float,
     envelope: Envelope,
@@ -245,12 +254,12 @@ def capacity(
 
 
 def _ranked(
-    profile: CostProfile, acceptance: Acceptance, batch: int, context_tokens: int, envelope: Envelope
+    profile: CostProfile | Costs, acceptance: Acceptance, batch: int, context_tokens: int, envelope: Envelope
 ) -> list[Option]:
     """Candidates, fastest first; the stable sort leaves the smaller one first among equals."""
-    costs = _costs(profile)
+    priced = costs(profile)
     options = [
-        Option(s, 1000 * batch * (1 + expected_yield(acceptance, s)) / costs.step(s, batch, context_tokens))
+        Option(s, 1000 * batch * (1 + expected_yield(acceptance, s)) / priced.step_ms(s, batch, context_tokens))
         for s in candidates(envelope)
     ]
     return sorted(options, key=lambda option: -option.tokens_per_second)
@@ -314,7 +323,7 @@ class _Table:
         return ms[left] + (ms[right] - ms[left]) * (n - sizes[left]) / (sizes[right] - sizes[left])
 
 
-class _Costs:
+class _ProfileCosts:
     """The formulas of the module's docstring over one profile's tables."""
 
     def __init__(self, profile: CostProfile) -> None:
@@ -328,10 +337,7 @@ class _Costs:
         self._plain_overhead = profile.plain_overhead_ms
         self._without_context: dict[tuple[int, int, int, int], float] = {}  # asked for again and again
 
-    def plain(self, batch: int, context_tokens: int) -> float:
-        return self.step(PLAIN, batch, context_tokens)
-
-    def step(self, settings: Settings, batch: int, context_tokens: int) -> float:
+    def step_ms(self, settings: Settings, batch: int, context_tokens: int) -> float:
         key = (settings.num_steps, settings.topk, settings.num_draft_tokens, batch)
         ms = self._without_context.get(key)
         if ms is None:
@@ -345,6 +351,11 @@ class _Costs:
         return draft + self._verify(batch * num_draft_tokens) + self._overhead
 
 
+def costs(profile: CostProfile | Costs) -> Costs:
+    """Returns a profile's formulas. Raises ValueError on an unusable profile."""
+    return _by_profile(profile) if isinstance(profile, CostProfile) else profile
+
+
 @lru_cache(maxsize=64)
-def _costs(profile: CostProfile) -> _Costs:
-    return _Costs(profile)
+def _by_profile(profile: CostProfile) -> Costs:
+    return _ProfileCosts(profile)

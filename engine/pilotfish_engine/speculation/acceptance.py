@@ -16,7 +16,7 @@ from pilotfish_engine.contract.speculation import MAX_NUM_STEPS, Settings
 
 # An observation loses half its weight over this many request-steps (plain ones too), but not in fewer steps than these:
 # a large batch could be followed within a step, and would then follow noise.
-HALF_LIFE_REQUEST_STEPS = 64
+HALF_LIFE_REQUEST_STEPS = 128
 HALF_LIFE_STEPS = 16
 # Before anything was seen a draft token is accepted with this probability, worth so many observations. Hopeful, since
 # a wrong hope is corrected within a few steps and a wrong despair only by probes.
@@ -24,6 +24,12 @@ PRIOR = 0.6
 PRIOR_OBSERVATIONS = 4.0
 # Old observations never fade below this weight, so that a rare probe moves an estimate without replacing it.
 MEMORY = 8.0
+# How far a probability may be above its estimate: so many standard deviations of what was seen lately, which is
+# forgotten with this half-life in steps of any kind, so that what has not been tried for long is hoped for again.
+_HOPE = 1.5
+_HOPE_HALF_LIFE_STEPS = 128
+_HOPE_SPREAD = 0.25  # of a probability that was never seen to vary
+_SIBLINGS_HOPE = 0.3
 _SIBLINGS_HALF_LIFE = 1024
 _SIBLINGS_OBSERVATIONS = 32.0
 
@@ -39,6 +45,7 @@ class AcceptanceEstimate:
     def __init__(self) -> None:
         self._trials = [PRIOR_OBSERVATIONS] * MAX_NUM_STEPS
         self._successes = [PRIOR_OBSERVATIONS * PRIOR] * MAX_NUM_STEPS
+        self._fresh = [0.0] * MAX_NUM_STEPS
         self._committed = self._steps = 0.0
         self._first: dict[int, tuple[float, float]] = {}  # topk: successes and trials of depth 1, slowly fading
         self._siblings = SIBLINGS
@@ -57,6 +64,19 @@ class AcceptanceEstimate:
             accept.append(product)
         return Acceptance(tuple(accept), self._siblings)
 
+    @property
+    def hope(self) -> Acceptance:
+        """The best that the drafts may be by what was seen lately, far above the estimate where little was."""
+        accept, product = [], 1.0
+        for successes, trials, fresh in zip(self._successes, self._trials, self._fresh, strict=True):
+            chance = successes / trials
+            spread = math.sqrt((chance * (1 - chance) + _HOPE_SPREAD) / (fresh + 0.5))
+            product *= min(1.0, chance + _HOPE * spread)
+            accept.append(product)
+        tried = [seen for wide, (_, seen) in self._first.items() if wide > 1]
+        unsure = max(tried, default=0.0) < _SIBLINGS_OBSERVATIONS
+        return Acceptance(tuple(accept), self._siblings + _SIBLINGS_HOPE * unsure)
+
     def observe(self, settings: Settings, accept_lens: Sequence[int]) -> None:
         """A step of `settings` committed accept_lens[i] ≥ 1 tokens of each request."""
         batch = len(accept_lens)
@@ -64,6 +84,8 @@ class AcceptanceEstimate:
         for depth, trials in enumerate(self._trials):
             kept = max(trials * fade, min(trials, MEMORY))
             self._trials[depth], self._successes[depth] = kept, self._successes[depth] * kept / trials
+        fresh = math.pow(0.5, 1 / _HOPE_HALF_LIFE_STEPS)
+        self._fresh = [seen * fresh for seen in self._fresh]
         if settings.num_steps == 0:
             return
         self._committed = self._committed * fade + sum(accept_lens)
@@ -73,6 +95,7 @@ class AcceptanceEstimate:
         for depth in range(settings.num_steps):
             share = self._share_of_first(depth, settings.topk)
             self._trials[depth] += reached[depth]
+            self._fresh[depth] += reached[depth]
             self._successes[depth] += reached[depth + 1] * share
 
     def _share_of_first(self, depth: int, topk: int) -> float:

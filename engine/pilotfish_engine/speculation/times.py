@@ -1,89 +1,142 @@
-"""What an engine learns of time from the steps it runs: how far they are from the cost profile, and what the host adds.
+"""Corrects a cost profile by the times of the steps that an engine runs.
 
-Pure counting, without clock. Knows nothing about acceptance or about what is run next.
+Pure counting, without a clock. Knows nothing about acceptance or about what is run next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Generic, TypeVar
+from collections.abc import Sequence
 
+from pilotfish_engine.contract.goodput import Costs, costs
 from pilotfish_engine.contract.speculation import CostProfile, Settings
 
-Key = TypeVar("Key")
+_FOLLOWS = 8  # steps over which what all settings have in common is followed,
+_KEEPS = 32  # and over which one setting's difference from it
+_HOST_MEMORY = 32
+_CLIP = 3.0  # a first step this far from the profile says little more than that,
+_SURPRISE = 0.5  # and a later one that the machine interrupted no more than this share
+_SURE = 0.005  # a measured time may be off by this share,
+_UNSURE = 0.1  # and one that was never measured by this much more
+_FORGETS = 0.999  # of a setting's count, with each step of another one
 
 
-class _Means(Generic[Key]):
-    """Means of the last `memory` or so values, by key."""
+class MeasuredCosts(Costs):
+    """The profile's times as real steps correct them: `step_ms` of the `goodput.Costs` that decisions are made by.
 
-    def __init__(self, memory: int) -> None:
-        self._memory = memory
-        self._counted: dict[Key, tuple[int, float]] = {}  # how many values, and their mean
-
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self._counted)
-
-    def add(self, key: Key, value: float) -> None:
-        count, mean = self._counted.get(key, (0, 0.0))
-        self._counted[key] = (count + 1, mean + (value - mean) / min(count + 1, self._memory))
-
-    def get(self, key: Key, least: int = 1) -> float | None:
-        """None: fewer than `least` values are known."""
-        count, mean = self._counted.get(key, (0, 0.0))
-        return mean if count >= least else None
-
-
-class StepTimes:
-    """How far measured steps are from the profile's, so that a wrong profile does not hold a losing choice.
-
-    Only what speculative steps cost *beside plain ones* moves a decision between the two; a machine that is slow at
-    both moves none. Kept by power-of-two batches, as means of the last _MEMORY or so steps.
+    At each power-of-two batch a step takes (1 + common + own) times what the profile says, and then what the host adds.
+    `common` is followed quickly by whatever runs, since contexts grow and machines slow down for all settings alike;
+    `own` is one setting's difference from it and changes slowly. Settings that never ran have the `own` of those that
+    did, linearly between the two nearest by the profile's time. A batch of which nothing is known has the corrections
+    of the next smaller known one, else of the next larger.
     """
 
-    _MEMORY = 16
-    _NEEDED = 3  # of either kind, before a batch size is corrected
-    _CLIP = 3.0  # a step that the machine interrupted says little
-
-    def __init__(self) -> None:
-        self._ratios = _Means[tuple[int, bool]](self._MEMORY)  # by batch bucket, and whether it drafted
-
-    def observe(self, settings: Settings, batch: int, measured_to_predicted: float) -> None:
-        """A step of `batch` requests took so many times what the profile says."""
-        ratio = min(max(measured_to_predicted, 1 / self._CLIP), self._CLIP)
-        self._ratios.add((batch.bit_length(), settings.num_steps > 0), ratio)
-
-    def spec_to_plain(self, batch: int) -> float:
-        """By how much the profile underrates speculative steps against plain ones; 1 where it is not known."""
-        spec, plain = (self._ratios.get((batch.bit_length(), drafted), self._NEEDED) for drafted in (True, False))
-        return 1.0 if spec is None or plain is None else spec / plain
-
-
-class HostTimes:
-    """The profile with what the host does between steps: the same for any settings, it favours those that commit more
-    tokens a step. Kept by power-of-two batches, as means of the last _MEMORY or so steps; a batch of which nothing is
-    known has that of the next smaller one."""
-
-    _MEMORY = 32
-    _STEP = 1.1  # a profile is made anew only where the time has changed by so much
-
     def __init__(self, profile: CostProfile) -> None:
-        self._measured = profile
-        self._known = _Means[int](self._MEMORY)  # ms by batch bucket
-        self._profiles: dict[int, tuple[float, CostProfile]] = {}  # batch bucket: the time in it, and the profile
+        self._profile = costs(profile)
+        self._places: dict[int, _Place] = {}  # by the batch's bit length
 
-    def observe(self, batch: int, host_ms: float) -> None:
-        """So long was the pause before a step of `batch` requests."""
-        self._known.add(batch.bit_length(), host_ms)
+    def observe(self, settings: Settings, batch: int, context_tokens: int, step_ms: float) -> None:
+        """Counts one step of `batch` requests that took step_ms, without the host's part."""
+        place = self._places.get(batch.bit_length())
+        if place is None:
+            place = self._places[batch.bit_length()] = _Place(self._nearest(batch))
+        place.observe(settings, self._profile.step_ms(settings, batch, context_tokens), step_ms)
 
-    def profile(self, batch: int) -> CostProfile:
-        """For steps of `batch` requests."""
-        bucket = max((known for known in self._known if known <= batch.bit_length()), default=None)
-        now = None if bucket is None else self._known.get(bucket)
-        if bucket is None or now is None:
-            return self._measured
-        used, profile = self._profiles.get(bucket, (0.0, self._measured))
-        if not used / self._STEP <= now <= used * self._STEP:
-            added = {name: getattr(self._measured, name) + now for name in ("overhead_ms", "plain_overhead_ms")}
-            profile = self._measured.model_copy(update=added)
-            self._profiles[bucket] = (now, profile)
-        return profile
+    def observe_host(self, batch: int, host_ms: float) -> None:
+        """Counts one pause of the device before a step of `batch` requests."""
+        place = self._places.get(batch.bit_length())
+        if place is None:
+            place = self._places[batch.bit_length()] = _Place(self._nearest(batch))
+        place.observe_host(host_ms)
+
+    def step_ms(self, settings: Settings, batch: int, context_tokens: int) -> float:
+        expected = self._profile.step_ms(settings, batch, context_tokens)
+        place = self._nearest(batch)
+        return expected if place is None else expected * place.factor(settings, expected) + place.host_ms
+
+    def least_ms(self, settings: Settings, batch: int, context_tokens: int) -> float:
+        """Returns the least that `step_ms` may turn out to be, by how often the settings ran lately at this batch.
+
+        Of what never ran here even the profile's own time may be true.
+        """
+        place, ms = self._nearest(batch), self.step_ms(settings, batch, context_tokens)
+        if place is None:
+            return ms * (1 - _UNSURE)
+        count = place.count(settings) if batch.bit_length() in self._places else 0.0
+        if count < 1:
+            ms = min(ms, self._profile.step_ms(settings, batch, context_tokens) + place.host_ms)
+        return ms * (1 - _SURE - _UNSURE / (count + 1))
+
+    def _nearest(self, batch: int) -> _Place | None:
+        bucket = batch.bit_length()
+        if bucket in self._places or not self._places:
+            return self._places.get(bucket)
+        below = [known for known in self._places if known < bucket]
+        return self._places[max(below) if below else min(self._places)]
+
+
+class _Own:
+    """One setting's difference from `common`, and the profile's time of its last step."""
+
+    def __init__(self, expected_ms: float, difference: float, count: float) -> None:
+        self.expected_ms = expected_ms
+        self.difference = difference
+        self.count = count
+
+
+class _Place:
+    """What is known of one batch size. `like`: another one, whose corrections are the first guess."""
+
+    def __init__(self, like: _Place | None) -> None:
+        self.host_ms = 0.0
+        self._pauses = 0
+        self._common = 0.0
+        self._steps = 0
+        self._own: dict[Settings, _Own] = {}
+        if like is not None:
+            self.host_ms, self._common = like.host_ms, like._common
+            self._own = {s: _Own(own.expected_ms, own.difference, min(own.count, 1.0)) for s, own in like._own.items()}
+
+    def observe(self, settings: Settings, expected_ms: float, step_ms: float) -> None:
+        ratio = min(max(step_ms / expected_ms, 1 / _CLIP), _CLIP)
+        factor = self.factor(settings, expected_ms)
+        if self._steps:
+            ratio = min(max(ratio, factor * (1 - _SURPRISE)), factor * (1 + _SURPRISE))
+        own = self._own.get(settings)
+        if own is None:
+            difference = 0.0 if not self._own else factor - 1 - self._common
+            own = self._own[settings] = _Own(expected_ms, difference, 0.0)
+        missed = ratio - factor
+        # the first setting's error is everybody's; a further one's first error is its own
+        share = 0.0 if not self._steps else 1 / (own.count + 1)
+        self._common += missed * (1 - share) / min(self._steps + 1, _FOLLOWS)
+        own.difference += missed * share
+        self._steps += 1
+        for other in self._own.values():
+            other.count *= _FORGETS
+        own.count, own.expected_ms = min(own.count + 1, _KEEPS), expected_ms
+
+    def observe_host(self, host_ms: float) -> None:
+        self._pauses += 1
+        self.host_ms += (host_ms - self.host_ms) / min(self._pauses, _HOST_MEMORY)
+
+    def count(self, settings: Settings) -> float:
+        own = self._own.get(settings)
+        return 0.0 if own is None else own.count
+
+    def factor(self, settings: Settings, expected_ms: float) -> float:
+        own = self._own.get(settings)
+        return 1 + self._common + (self._between(expected_ms) if own is None else own.difference)
+
+    def _between(self, expected_ms: float) -> float:
+        """The difference of settings that never ran, by those that did."""
+        known = sorted((own.expected_ms, own.difference) for own in self._own.values())
+        return _linear(known, expected_ms)
+
+
+def _linear(points: Sequence[tuple[float, float]], x: float) -> float:
+    """Of (x, y) points in order: between two of them linear, beyond the ends as at the end, 0 without any."""
+    right = next((i for i, (at, _) in enumerate(points) if at >= x), len(points))
+    if right == len(points) or right == 0:
+        return points[min(right, len(points) - 1)][1] if points else 0.0
+    (low, below), (high, above) = points[right - 1], points[right]
+    return below + (above - below) * (x - low) / (high - low)

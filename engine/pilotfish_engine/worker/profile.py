@@ -26,8 +26,8 @@ Run = Callable[[torch.Tensor, Sequence[int]], Result]  # over rows, int64 [B] on
 REPEATS = 4
 ENOUGH_MS = 150.0  # no more repeats after this long: the longer a pass, the less it varies
 CONTEXT = 64  # KV rows a request while the tables are measured
-LONG_CONTEXT = 512  # and for the slope with context
-SLOPE_ROWS = 8
+SLOPE_START = (8, 512)  # rows and context of each from which the slope with context is looked for
+SLOPE_CLEAR = 0.3  # of a pass's time must be its context's, or the slope is noise: with an 8B model 8 × 512 are 3%
 LARGEST_PASS_MS = 500.0  # larger passes are extrapolated: nobody would choose them
 
 
@@ -71,7 +71,7 @@ class _Bench:
             overhead = max(overhead, whole - 2 * draft[0][1] - extend[0][1] - _at(verify, 3))
         return CostProfile(
             verify_ms=tuple(verify),
-            kv_ms_per_token=self._context_slope(),
+            kv_ms_per_token=context_slope(self._pass_ms, self.max_batch, self.step.state.length // 2),
             draft_ms=tuple(draft),
             extend_ms=tuple(extend),
             overhead_ms=overhead,
@@ -140,14 +140,8 @@ class _Bench:
 
         return run
 
-    def _context_slope(self) -> float:
-        batch = min(self.max_batch, SLOPE_ROWS)
-        long = min(LONG_CONTEXT, self.step.state.length - 2)
-        if long <= CONTEXT:
-            return 0.0
-        near = self._time(batch, self._pass_over(1))
-        far = self._time(batch, self._pass_over(1), context=long)
-        return max(0.0, (far - near) / (batch * (long - CONTEXT)))
+    def _pass_ms(self, batch: int, context: int) -> float:
+        return self._time(batch, self._pass_over(1), context=context)
 
     def _time(
         self,
@@ -190,6 +184,23 @@ class _Bench:
 
 def _read(result: StepResult) -> None:
     ToHost([result.accept_lens, result.draft_lens, result.next_token_ids]).read()
+
+
+def context_slope(pass_ms: Callable[[int, int], float], max_batch: int, longest: int) -> float:
+    """Returns milliseconds per KV row read. pass_ms: of a pass over so many rows with so long contexts.
+
+    Rows and contexts grow until reading them takes a clear part of the pass, or there are no more.
+    """
+    if longest <= CONTEXT:
+        return 0.0
+    batch, context = SLOPE_START
+    while True:
+        batch, context = min(batch, max_batch), min(context, longest)
+        near, far = pass_ms(batch, CONTEXT), pass_ms(batch, context)
+        largest = batch == max_batch and context == longest
+        if far >= near * (1 + SLOPE_CLEAR) or largest or far > LARGEST_PASS_MS:
+            return max(0.0, (far - near) / (batch * (context - CONTEXT)))
+        batch, context = 2 * batch, 2 * context
 
 
 def _chain(root_ids: torch.Tensor, nodes: int) -> DraftTree:

