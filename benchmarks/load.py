@@ -113,7 +113,7 @@ def stopwatches() -> Iterator[dict[str, float]]:
 
 
 def engine(parts: Parts, tokenizer: Tokenizer, settings: EnvelopeUpdate) -> Scheduler:
-    scheduler = Scheduler(parts.worker, parts.chunk_size, lambda stops: StopStrings(tokenizer, stops))
+    scheduler = Scheduler(parts.worker, parts.chunk_size, lambda params: StopStrings(tokenizer, params.stop))
     scheduler.set_envelope(settings)
     return scheduler
 

@@ -30,8 +30,9 @@ from benchmarks.reference import SOURCE
 from benchmarks.shared import target_of
 from pilotfish_engine.config import CapacityConfig, EngineConfig, ModelConfig, SpeculationConfig
 from pilotfish_engine.contract.speculation import Envelope, EnvelopeUpdate
-from pilotfish_engine.engine import SLACK, Parts, assemble
+from pilotfish_engine.engine import Parts, assemble
 from pilotfish_engine.messages import SamplingParams, Submit
+from pilotfish_engine.reservation import SLACK
 from pilotfish_engine.scheduler.scheduler import Scheduler
 from pilotfish_engine.speculation import step as step_module
 from pilotfish_engine.speculation.step import Step

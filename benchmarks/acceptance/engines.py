@@ -15,8 +15,9 @@ import torch
 from benchmarks.acceptance.counting import COUNTED, Counted
 from pilotfish_engine.config import CapacityConfig, EngineConfig, ModelConfig, SpeculationConfig
 from pilotfish_engine.contract.speculation import CostProfile, Envelope
-from pilotfish_engine.engine import SLACK, Parts, assemble
+from pilotfish_engine.engine import Parts, assemble
 from pilotfish_engine.errors import MethodError
+from pilotfish_engine.reservation import SLACK
 
 PLAIN, NGRAM, CORPUS, HEAD, ITSELF = "plain", "n-gram", "n-gram + corpus", "head", "target itself"
 WIDEST = Envelope(num_steps=8, topk=4, num_draft_tokens=64)

@@ -13,10 +13,11 @@ import torch
 from pilotfish_engine.config import CapacityConfig, EngineConfig, ModelConfig, SpeculationConfig
 from pilotfish_engine.contract.speculation import CostProfile
 from pilotfish_engine.core import Core
-from pilotfish_engine.engine import SLACK, assemble, resolve_dtype, schedule
+from pilotfish_engine.engine import assemble, resolve_dtype, schedule
 from pilotfish_engine.errors import UsageError
 from pilotfish_engine.model.decoder import Decoder
 from pilotfish_engine.model.loading import load, read_shape
+from pilotfish_engine.reservation import SLACK
 from pilotfish_engine.source import resolve
 from pilotfish_engine.tokenizer import load as load_tokenizer
 from pilotfish_engine.train import fit

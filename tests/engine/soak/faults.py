@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import torch
 
-from pilotfish_engine.messages import Grammar
+from pilotfish_engine.messages import Grammar, SamplingParams
 from pilotfish_engine.scheduler.stops import StopText
 from pilotfish_engine.types import Admission, Batch, CompiledGrammar, ForwardMode, GrammarMatcher, Read
 from tests.engine.conformance.conftest import EOS, VOCAB
@@ -96,8 +96,8 @@ class _ThrowingText:
         raise ValueError(THROWN)
 
 
-def text_of_stops(stops: Sequence[str]) -> StopText:
-    return _ThrowingText() if stops == (THROWN,) else stop_text(stops)
+def text_of_stops(params: SamplingParams) -> StopText:
+    return _ThrowingText() if params.stop == (THROWN,) else stop_text(params)
 
 
 @dataclass
