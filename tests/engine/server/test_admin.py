@@ -92,7 +92,7 @@ def test_metrics_name_everything_that_operators_read(served: Engine) -> None:
     counters = (
         "requests", "refused_requests", "prompt_tokens", "cached_tokens", "generated_tokens", "concurrency_seconds",
         "steps", "plain_steps", "drafted_tokens", "accepted_tokens", "emitted_tokens", "recorded_steps",
-        "recording_seconds", "recording_failures",
+        "recording_seconds", "recording_failures", "ignored_fields",
     )  # fmt: skip
     histograms = ("time_to_first_token_seconds", "inter_token_seconds", "request_seconds", "accept_length")
     expected = {

@@ -133,12 +133,15 @@ def test_a_form_and_tools_that_may_be_called(letter_model: Engine) -> None:
     assert "message" in kinds
 
 
+REFERENCE = "text.format.schema.$ref"  # what is read before it is compiled is named by its place
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "no"}}}}, "text.format"),
-        ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {"$ref": "#/x"}}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {"$ref": "#/x"}}}}, REFERENCE),
         ({"tools": [{"type": "function", "name": "f", "parameters": {"type": 5}}], "tool_choice": "required"}, "tools"),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
     ],

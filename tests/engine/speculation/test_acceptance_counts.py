@@ -164,7 +164,7 @@ def test_bins_and_their_error_by_hand():
 
 
 def test_prompts_come_back_from_their_file(tmp_path):
-    wanted = Asked({"chat": [[1, 2], [3]], "code": [[4]], "sums": []}, ["an answer"])
+    wanted = Asked({"chat": [[1, 2], [3]], "daily": [], "code": [[4]], "sums": []}, ["an answer"])
     wanted.write(tmp_path / "prompts.json")
     assert read(tmp_path / "prompts.json") == wanted
     assert [(p.kind, p.token_ids) for p in wanted.mixed()] == [("chat", (1, 2)), ("code", (4,)), ("chat", (3,))]
@@ -172,7 +172,13 @@ def test_prompts_come_back_from_their_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "body", [{"chat": [[1]]}, [1], {"chat": [[]], "code": [], "sums": []}, {"chat": [], "code": [], "sums": []}]
+    "body",
+    [
+        {"chat": [[1]]},
+        [1],
+        {"chat": [[]], "daily": [], "code": [], "sums": []},
+        {"chat": [], "daily": [], "code": [], "sums": []},
+    ],
 )
 def test_a_file_without_prompts_is_refused(tmp_path, body):
     (tmp_path / "prompts.json").write_text(json.dumps(body))

@@ -119,6 +119,7 @@ def test_the_followers_of_a_killed_model_process_end(model, tmp_path):
     with served(model, tmp_path, "--tensor-parallel-size", "2", "--method", "None") as started:
         wait_until(lambda: any(children(child) for child in children(started.process.pid)), START_SECONDS)
         core = started.core_pid()
+        wait_until(lambda: len(children(core)) == 1, START_SECONDS)
         (follower,) = children(core)
         os.kill(core, signal.SIGKILL)
         wait_until(lambda: not alive(follower), 3)
