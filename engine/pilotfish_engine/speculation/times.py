@@ -36,17 +36,11 @@ class MeasuredCosts(Costs):
 
     def observe(self, settings: Settings, batch: int, context_tokens: int, step_ms: float) -> None:
         """Counts one step of `batch` requests that took step_ms, without the host's part."""
-        place = self._places.get(batch.bit_length())
-        if place is None:
-            place = self._places[batch.bit_length()] = _Place(self._nearest(batch))
-        place.observe(settings, self._profile.step_ms(settings, batch, context_tokens), step_ms)
+        self._own(batch).observe(settings, self._profile.step_ms(settings, batch, context_tokens), step_ms)
 
     def observe_host(self, batch: int, host_ms: float) -> None:
         """Counts one pause of the device before a step of `batch` requests."""
-        place = self._places.get(batch.bit_length())
-        if place is None:
-            place = self._places[batch.bit_length()] = _Place(self._nearest(batch))
-        place.observe_host(host_ms)
+        self._own(batch).observe_host(host_ms)
 
     def step_ms(self, settings: Settings, batch: int, context_tokens: int) -> float:
         expected = self._profile.step_ms(settings, batch, context_tokens)
@@ -65,6 +59,13 @@ class MeasuredCosts(Costs):
         if count < 1:
             ms = min(ms, self._profile.step_ms(settings, batch, context_tokens) + place.host_ms)
         return ms * (1 - _SURE - _UNSURE / (count + 1))
+
+    def _own(self, batch: int) -> _Place:
+        """The place of this batch, which begins as the nearest one stands."""
+        bucket = batch.bit_length()
+        if bucket not in self._places:
+            self._places[bucket] = _Place(self._nearest(batch))
+        return self._places[bucket]
 
     def _nearest(self, batch: int) -> _Place | None:
         bucket = batch.bit_length()
