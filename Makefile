@@ -20,11 +20,11 @@ NATIVE := $(wildcard setup.py) $(sort $(shell find engine -name '*.cpp' -o -name
 ENVIRONMENT := $(VENV)/stamp/environment-$(call sum,requirements/tools.txt requirements/dev.txt requirements/data.txt)
 PROJECT := $(VENV)/stamp/project-$(call sum,pyproject.toml $(NATIVE))
 
-TYPED := engine operator sandbox demo benchmarks charts examples tests
+TYPED := engine operator benchmarks charts examples tests
 # A core each for the files of the first; of the others one needs both, the rest have a cluster and find nobody beside it.
 REAL := tests/engine/test_real_model.py
 BESIDE := tests/contract tests/house tests/clients tests/engine --ignore=$(REAL)
-ALONE := $(REAL) tests/operator tests/chart tests/sandbox tests/e2e
+ALONE := $(REAL) tests/operator tests/chart tests/cluster tests/e2e
 PYTEST := $(PY) -m pytest --durations=10
 POLITE := GOMP_SPINCOUNT=3000 # as a served engine waits: threads that spin beside another process stop each other
 
@@ -54,7 +54,7 @@ $(PROJECT): $(ENVIRONMENT)
 	@mkdir -p $(@D) && rm -f $(@D)/project-* && touch $@
 
 sandbox: install  ## build the local Kubernetes (minutes the first time, then nothing)
-	@$(PY) -m sandbox build
+	@$(PY) -m tests.cluster build
 
 check: install  ## lint, types and the rules of the house
 	@$(call say,"ruff") && $(BIN)/ruff check --quiet .
@@ -75,13 +75,13 @@ clients: install  ## the clients that people use, each in its own environment, a
 	@$(POLITE) $(PY) -m tests.clients $(CLIENTS)
 
 demo: install  ## install the chart, serve a model, ask it, load it until it scales (KEEP=1, CLUSTER=current)
-	@$(PY) -m demo
+	@$(PY) -m examples.demo
 
 bench: install  ## CPU figures: plain, n-gram, adaptive, beside the floor and the reference library
 	@$(PY) -m benchmarks.decode
 
 down:  ## end every local cluster that was kept
-	@test ! -x $(PY) || $(PY) -m sandbox down
+	@test ! -x $(PY) || $(PY) -m tests.cluster down
 
 crds: install  ## write the CRD from the operator's models, and the chart's copy of it
 	@$(PY) -m pilotfish_operator.crd crds

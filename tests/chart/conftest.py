@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from sandbox import build
-from sandbox.cluster import Cluster
+from tests.cluster import build
+from tests.cluster.cluster import Cluster
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts/pilotfish"

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sandbox.cluster import Cluster
-from sandbox.errors import CommandError
 from tests.chart.conftest import CHART, ROOT, Render
+from tests.cluster.cluster import Cluster
+from tests.cluster.errors import CommandError
 
 CRD = "speculativemodels.pilotfish.dev"
 AUTOSCALING = "{.spec.versions[0].schema.openAPIV3Schema.properties.spec.properties.autoscaling.type}"

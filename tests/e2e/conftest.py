@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import yaml
 
-from demo import chat, story
-from demo.world import DemoError, LocalWorld
-from sandbox.node import runtime
-from sandbox.processes import Process
+from examples.demo import chat, story
+from examples.demo.world import DemoError, LocalWorld
+from tests.cluster.node import runtime
+from tests.cluster.processes import Process
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = yaml.safe_load((ROOT / "examples/smollm2.yaml").read_text())

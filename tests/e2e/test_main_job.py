@@ -11,8 +11,8 @@ from typing import Any
 import openai
 import pytest
 
-from demo import chat, story
-from sandbox import processes
+from examples.demo import chat, story
+from tests.cluster import processes
 from tests.e2e.conftest import EXAMPLE, Service
 
 QUESTION = "Name three animals that live in the sea."

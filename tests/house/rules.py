@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-SOURCE_FOLDERS = ("engine", "operator", "sandbox", "demo", "benchmarks", "charts", "examples", "tests")
+SOURCE_FOLDERS = ("engine", "operator", "benchmarks", "charts", "examples", "tests")
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 

@@ -144,3 +144,19 @@ def test_every_source_is_within_reach_of_the_rules() -> None:
     assert folders <= set(rules)
     makefile = (ROOT / "Makefile").read_text()
     assert f"TYPED := {' '.join(rules)}" in makefile
+
+
+TOP = {
+    "pyproject.toml", "operator", "engine", "charts", "crds", "tests", "Dockerfile",
+    "docs", "examples", "benchmarks", "README.md", "CHANGELOG.md", "LICENSE",
+    "Makefile", "requirements", "setup.py",  # docs/decisions.md says why each of these stays
+}  # fmt: skip
+
+
+def test_the_top_level_is_the_house() -> None:
+    """What a stranger sees first. Configuration of tools that looks for its place here begins with a dot."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    names = {line.split("/")[0] for line in listed.splitlines()}
+    assert {name for name in names if not name.startswith(".")} == TOP
+    decisions = (ROOT / "docs/decisions.md").read_text()
+    assert all(f"`{name}`" in decisions for name in ("Makefile", "requirements/", "setup.py"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.cluster import Cluster
+from tests.cluster.cluster import Cluster
 from tests.operator.live import ROOT, Kubelet, OperatorProcess, Space, eventually
 
 _numbers = itertools.count(1)

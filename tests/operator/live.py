@@ -22,8 +22,8 @@ import httpx
 import yaml
 
 from pilotfish_operator.kinds import DEPLOYMENTS, EVENTS, MODEL_LABEL, MODELS, Kind, lease_permissions, permissions
-from sandbox.api import Api
-from sandbox.cluster import Cluster
+from tests.cluster.api import Api
+from tests.cluster.cluster import Cluster
 from tests.operator.engines import FakeEngine
 
 T = TypeVar("T")

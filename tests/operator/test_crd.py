@@ -9,8 +9,8 @@ import yaml
 
 from pilotfish_operator import crd
 from pilotfish_operator.api import Spec
-from sandbox.cluster import Cluster
-from sandbox.errors import CommandError
+from tests.cluster.cluster import Cluster
+from tests.cluster.errors import CommandError
 from tests.operator.live import MODEL, ROOT
 
 MINIMAL: dict[str, Any] = {"model": {"source": MODEL}}

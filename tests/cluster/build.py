@@ -20,10 +20,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from sandbox.errors import BuildError
+from tests.cluster.errors import BuildError
 
 MODULES = Path(__file__).parent / "modules"
-GO_REQUIREMENT = Path(__file__).parent.parent / "requirements" / "go.txt"
+GO_REQUIREMENT = Path(__file__).parents[2] / "requirements" / "go.txt"
 HEARTBEAT = 15.0  # seconds between two lines while one binary compiles
 
 

@@ -7,13 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sandbox import processes
-from sandbox.cluster import REPOSITORY
+from tests.cluster import processes
+from tests.cluster.cluster import REPOSITORY
 
 
 def sandbox(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    argv = [sys.executable, "-m", "sandbox", *arguments]
+    argv = [sys.executable, "-m", "tests.cluster", *arguments]
     return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=100)
 
 
@@ -26,7 +26,7 @@ def test_up_env_status_down(tmp_path: Path) -> None:
         assert (up.returncode, up.stderr) == (0, "")
         again = sandbox("up", "control", "--state", state)
         assert again.returncode == 2
-        assert f"already up in {state}: python -m sandbox down" in again.stderr
+        assert f"already up in {state}: python -m tests.cluster down" in again.stderr
         exports = sandbox("env", "--state", state).stdout
         script = f"{exports}\nkubectl get namespace default -o name && helm list"
         shell = subprocess.run(["/bin/sh", "-c", script], capture_output=True, text=True, timeout=30)
@@ -46,6 +46,6 @@ def test_without_a_world_a_sentence_says_how_to_make_one(tmp_path: Path) -> None
         result = sandbox(command, "--state", str(tmp_path))
         assert result.returncode == 2
         assert result.stderr == (
-            f"sandbox: no world is up in {tmp_path}: python -m sandbox up control --state {tmp_path}\n"
+            f"sandbox: no world is up in {tmp_path}: python -m tests.cluster up control --state {tmp_path}\n"
         )
     assert sandbox("down", "--state", str(tmp_path)).stdout == "down\n"

@@ -1,4 +1,4 @@
-"""The command line: ``python -m sandbox --help``. Exit code 2 for what the caller can put right."""
+"""The command line: ``python -m tests.cluster --help``. Exit code 2 for what the caller can put right."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import sys
 import time
 from pathlib import Path
 
-from sandbox import processes
-from sandbox.build import TARGETS, build
-from sandbox.cluster import DEFAULT_STATE, WORLDS, Cluster, Settings, stop_state
-from sandbox.errors import SandboxError
+from tests.cluster import processes
+from tests.cluster.build import TARGETS, build
+from tests.cluster.cluster import DEFAULT_STATE, WORLDS, Cluster, Settings, stop_state
+from tests.cluster.errors import SandboxError
 
 
 def main() -> int:
@@ -27,7 +27,7 @@ def main() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m sandbox", description="A Kubernetes on one machine.")
+    parser = argparse.ArgumentParser(prog="python -m tests.cluster", description="A Kubernetes on one machine.")
     state = argparse.ArgumentParser(add_help=False)
     state.add_argument("--state", type=Path, default=DEFAULT_STATE, help="the world's folder (default: %(default)s)")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, run, text in (
         ("down", _down, "end everything of a world, whatever has happened to it"),
         ("status", _status, "what runs, since when, and where its log is"),
-        ("env", _env, "exports for a shell: eval \"$(python -m sandbox env)\""),
+        ("env", _env, "exports for a shell: eval \"$(python -m tests.cluster env)\""),
         ("kubeconfig", _kubeconfig, "the path of the admin's kubeconfig"),
     ):  # fmt: skip
         commands.add_parser(name, parents=[state], help=text).set_defaults(run=run)
@@ -71,7 +71,7 @@ def _up(arguments: argparse.Namespace) -> None:
     print(f"world '{arguments.world}' is up at {cluster.server} after {time.monotonic() - started:.1f} s")
     print(f"logs: {cluster.logs}")
     suffix = "" if arguments.state == DEFAULT_STATE else f" --state {shlex.quote(str(arguments.state))}"
-    print(f'use it:  eval "$(python -m sandbox env{suffix})"\nend it:  python -m sandbox down{suffix}')
+    print(f'use it:  eval "$(python -m tests.cluster env{suffix})"\nend it:  python -m tests.cluster down{suffix}')
 
 
 def _down(arguments: argparse.Namespace) -> None:

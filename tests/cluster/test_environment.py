@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from sandbox.node import environment
-from sandbox.node.environment import MissingReference
-from sandbox.node.probes import Verdict
-from sandbox.node.status import View, phase
+from tests.cluster.node import environment
+from tests.cluster.node.environment import MissingReference
+from tests.cluster.node.probes import Verdict
+from tests.cluster.node.status import View, phase
 
 
 @pytest.mark.parametrize(

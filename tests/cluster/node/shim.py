@@ -1,4 +1,4 @@
-"""Holds one container's process: ``python -S -m sandbox.node.shim FOLDER``.
+"""Holds one container's process: ``python -S -m tests.cluster.node.shim FOLDER``.
 
 Outlives the agent, so that a restarted agent finds the exit code of what ended meanwhile. Reads spec.json; writes
 run.json when the program has started and exit.json when it and all its descendants have ended. Ends the program when
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sandbox.processes import identify, stat
+from tests.cluster.processes import identify, stat
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 PERIOD_MS = 1000  # between two looks at whether the world is still there

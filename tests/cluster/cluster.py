@@ -23,14 +23,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from sandbox import control, processes
-from sandbox.api import Api
-from sandbox.build import TARGETS, binaries_folder, build
-from sandbox.errors import CommandError, ComponentError, SandboxError, StateError
-from sandbox.node.runtime import terminate_all
-from sandbox.processes import MARKER, Process
+from tests.cluster import control, processes
+from tests.cluster.api import Api
+from tests.cluster.build import TARGETS, binaries_folder, build
+from tests.cluster.errors import CommandError, ComponentError, SandboxError, StateError
+from tests.cluster.node.runtime import terminate_all
+from tests.cluster.processes import MARKER, Process
 
-REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parents[2]
 DEFAULT_STATE = REPOSITORY / ".work" / "sandbox"
 WORLDS = ("control", "processes")
 NODE = "sandbox-node"
@@ -107,7 +107,7 @@ class Cluster:
         try:
             found = json.loads((state / "world.json").read_text())
         except FileNotFoundError:
-            raise StateError(f"no world is up in {state}: python -m sandbox up control --state {state}") from None
+            raise StateError(f"no world is up in {state}: python -m tests.cluster up control --state {state}") from None
         return cls(state, World(**(found | {"settings": Settings(**found["settings"])})))
 
     def __enter__(self) -> Cluster:
@@ -210,7 +210,7 @@ class Cluster:
             (self.state / folder).mkdir()
         control.write_credentials(self.state, self.server, [NODE])
         owner = processes.identify(os.getpid()) if owned else None
-        guard = [sys.executable, "-m", "sandbox.guard", str(self.state), world.id, *map(str, owner or ())]
+        guard = [sys.executable, "-m", "tests.cluster.guard", str(self.state), world.id, *map(str, owner or ())]
         self._spawn(GUARD, guard)
         self._spawn("etcd", control.etcd(binaries))
         self._spawn("kube-apiserver", control.api_server(binaries, world.address, world.port))
@@ -218,7 +218,7 @@ class Cluster:
         self._spawn("kube-controller-manager", control.controller_manager(binaries, self.state))
         self._spawn("kube-scheduler", control.scheduler(binaries, self.state))
         if world.settings.world == "processes":
-            self._spawn(AGENT, [sys.executable, "-m", "sandbox.node", str(self.state)])
+            self._spawn(AGENT, [sys.executable, "-m", "tests.cluster.node", str(self.state)])
             self._wait(AGENT, self._readiness(AGENT))
         self._wait("kube-controller-manager", self._readiness("kube-controller-manager"))
 
@@ -323,7 +323,7 @@ def stop_state(state: Path) -> int:
 def _claim(state: Path, settings: Settings) -> World:
     """Takes the state folder for a new world. Raises StateError when it holds one, or something else."""
     if (state / "world.json").exists() and processes.marked(processes.world_mark(state)):
-        raise StateError(f"a world is already up in {state}: python -m sandbox down --state {state}")
+        raise StateError(f"a world is already up in {state}: python -m tests.cluster down --state {state}")
     foreign = [path.name for path in state.glob("*") if path.name not in OURS] if state.exists() else []
     if foreign:
         raise StateError(f"{state} is not a state folder, it holds {foreign[0]}: choose an empty or new folder")

@@ -17,14 +17,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sandbox.build import kubernetes_version
-from sandbox.node.client import STRATEGIC, ApiError, Client, Unreachable
-from sandbox.node.events import Events
-from sandbox.node.pod import Node, Pod
-from sandbox.node.runtime import CONTAINER_MARKER
-from sandbox.node.server import Places, serve
-from sandbox.node.status import timestamp
-from sandbox.processes import sweep
+from tests.cluster.build import kubernetes_version
+from tests.cluster.node.client import STRATEGIC, ApiError, Client, Unreachable
+from tests.cluster.node.events import Events
+from tests.cluster.node.pod import Node, Pod
+from tests.cluster.node.runtime import CONTAINER_MARKER
+from tests.cluster.node.server import Places, serve
+from tests.cluster.node.status import timestamp
+from tests.cluster.processes import sweep
 
 Object = dict[str, Any]
 PORT = 10250

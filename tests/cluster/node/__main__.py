@@ -1,4 +1,4 @@
-"""``python -m sandbox.node STATE``: the node agent of the world in this folder. Pods outlive it."""
+"""``python -m tests.cluster.node STATE``: the node agent of the world in this folder. Pods outlive it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import signal
 import sys
 from pathlib import Path
 
-from sandbox.cluster import NODE
-from sandbox.control import kubeconfig
-from sandbox.node.agent import Agent
+from tests.cluster.cluster import NODE
+from tests.cluster.control import kubeconfig
+from tests.cluster.node.agent import Agent
 
 
 async def main(state: Path) -> None:

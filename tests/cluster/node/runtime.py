@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sandbox import processes
-from sandbox.node.shim import write
-from sandbox.processes import Process
+from tests.cluster import processes
+from tests.cluster.node.shim import write
+from tests.cluster.processes import Process
 
 CONTAINER_MARKER = "PILOTFISH_SANDBOX_CONTAINER"
 
@@ -52,7 +52,7 @@ class Run:
         env = {**env, processes.MARKER: str(world), CONTAINER_MARKER: str(folder)}
         spec = {"argv": list(argv), "env": env, "cwd": str(cwd), "world": str(world / "world.json")}
         write(folder / "spec.json", spec)
-        shim = [sys.executable, "-S", "-m", "sandbox.node.shim", str(folder)]
+        shim = [sys.executable, "-S", "-m", "tests.cluster.node.shim", str(folder)]
         environment = os.environ | {CONTAINER_MARKER: str(folder)}
         process = await asyncio.to_thread(processes.spawn, shim, cwd=cwd, log=log, environment=environment)
         run = cls(folder, process)

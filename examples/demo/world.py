@@ -1,4 +1,4 @@
-"""Where the demo runs: the local Kubernetes of `sandbox/`, or the cluster of the current kubectl context.
+"""Where the demo runs: the local Kubernetes of `tests/cluster/`, or the cluster of the current kubectl context.
 
 Both give the same three things: kubectl and helm, the URLs of a model's ready pods, and an end.
 """
@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from demo import screen
-from sandbox.build import build
-from sandbox.cluster import DEFAULT_STATE, Cluster
-from sandbox.errors import StateError
+from examples.demo import screen
+from tests.cluster.build import build
+from tests.cluster.cluster import DEFAULT_STATE, Cluster
+from tests.cluster.errors import StateError
 
 ENGINE_PORT = 8000
 
@@ -94,7 +94,7 @@ class LocalWorld(World):
         if not keep:
             self.cluster.stop()
             return
-        screen.say('Everything still runs. Go on with:\n  eval "$(.venv/bin/python -m sandbox env)"')
+        screen.say('Everything still runs. Go on with:\n  eval "$(.venv/bin/python -m tests.cluster env)"')
         screen.say("  kubectl get speculativemodels\nand end it with:\n  make down")
 
     def logs(self) -> str:
@@ -113,7 +113,7 @@ class CurrentWorld(World):
 
     def url(self, pod: Any) -> str:
         name, address = str(pod["metadata"]["name"]), str(pod["status"]["podIP"])
-        if address.startswith("127."):  # a world of sandbox/ that somebody has up: a process of this machine
+        if address.startswith("127."):  # a world of tests/cluster/ that somebody has up: a process of this machine
             return f"http://{address}:{ENGINE_PORT}/v1"
         if name not in self._forwards or self._forwards[name][0].poll() is not None:
             self._forwards[name] = self._forward(name)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import openai
 
-from demo import screen
+from examples.demo import screen
 
 # Talk: its next words are harder to guess, and a busy server pays for every guess.
 PROMPTS = (

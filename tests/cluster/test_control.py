@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import processes
-from sandbox.cluster import REPOSITORY, Cluster
-from sandbox.errors import CommandError, StateError
+from tests.cluster import processes
+from tests.cluster.cluster import REPOSITORY, Cluster
+from tests.cluster.errors import CommandError, StateError
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_a_folder_with_other_things_in_it_is_refused_and_kept(tmp_path: Path) ->
 
 OWNER = """
 import sys, time
-from sandbox.cluster import Cluster
+from tests.cluster.cluster import Cluster
 cluster = Cluster.start("control", sys.argv[1])
 print("up", flush=True)
 time.sleep(600)
@@ -112,7 +112,7 @@ def test_nothing_is_left_whatever_was_killed(end: str, tmp_path: Path) -> None:
         else:
             Cluster.attach(state).kill_component("guard")
             owner.kill()
-            down = [sys.executable, "-m", "sandbox", "down", "--state", str(state)]
+            down = [sys.executable, "-m", "tests.cluster", "down", "--state", str(state)]
             subprocess.run(down, env=environment, check=True, timeout=30, stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 10
         while left := processes.marked(mark):

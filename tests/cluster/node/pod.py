@@ -17,15 +17,23 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from sandbox.node import environment
-from sandbox.node.client import STRATEGIC, ApiError, Client, Unreachable
-from sandbox.node.container import RETRY, Container, ImageUnknown, Launch, Surroundings, named_ports, termination_file
-from sandbox.node.environment import ACCOUNT_PATH, MissingReference
-from sandbox.node.probes import Target
-from sandbox.node.runtime import Exit
-from sandbox.node.shim import write
-from sandbox.node.status import pod_status
-from sandbox.node.volumes import Sources, Volumes, decoded
+from tests.cluster.node import environment
+from tests.cluster.node.client import STRATEGIC, ApiError, Client, Unreachable
+from tests.cluster.node.container import (
+    RETRY,
+    Container,
+    ImageUnknown,
+    Launch,
+    Surroundings,
+    named_ports,
+    termination_file,
+)
+from tests.cluster.node.environment import ACCOUNT_PATH, MissingReference
+from tests.cluster.node.probes import Target
+from tests.cluster.node.runtime import Exit
+from tests.cluster.node.shim import write
+from tests.cluster.node.status import pod_status
+from tests.cluster.node.volumes import Sources, Volumes, decoded
 
 Object = dict[str, Any]
 T = TypeVar("T")

@@ -1,6 +1,6 @@
 """Ends a world when its state folder or its owner has gone, however they went.
 
-``python -m sandbox.guard STATE ID [PID START]``. Beside every world runs one of these. It never restarts anything.
+``python -m tests.cluster.guard STATE ID [PID START]``; one beside every world. It never restarts anything.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from sandbox.processes import Process, alive, sweep, world_mark
+from tests.cluster.processes import Process, alive, sweep, world_mark
 
 PERIOD = 0.5  # seconds
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from sandbox import processes
-from sandbox.cluster import AGENT, Cluster, Settings
-from sandbox.errors import CommandError
+from tests.cluster import processes
+from tests.cluster.cluster import AGENT, Cluster, Settings
+from tests.cluster.errors import CommandError
 
 PROGRAM = str(Path(__file__).with_name("program.py"))
 Object = dict[str, Any]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from sandbox.node.runtime import Exit
+from tests.cluster.node.runtime import Exit
 
 Object = dict[str, Any]
 

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from demo import chat, screen
-from demo.world import DemoError, World
+from examples.demo import chat, screen
+from examples.demo.world import DemoError, World
 
 CHART, EXAMPLE = "charts/pilotfish", "examples/smollm2.yaml"
 MODEL = "smollm2"

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sandbox.node.environment import MissingReference
+from tests.cluster.node.environment import MissingReference
 
 Object = dict[str, Any]
 FetchData = Callable[[str, str], Awaitable[Mapping[str, bytes] | None]]  # (configmaps | secrets, name) → its keys

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import build
-from sandbox.errors import BuildError
+from tests.cluster import build
+from tests.cluster.errors import BuildError
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import time
 import uuid
 from typing import Any
 
-from sandbox.node.client import MERGE, ApiError, Client, Unreachable
-from sandbox.node.status import timestamp
+from tests.cluster.node.client import MERGE, ApiError, Client, Unreachable
+from tests.cluster.node.status import timestamp
 
 Object = dict[str, Any]
 REMEMBERED = 1000  # different events that can still be counted up

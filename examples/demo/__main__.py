@@ -1,4 +1,4 @@
-"""`python -m demo`; KEEP=1 keeps everything at the end, CLUSTER=current uses the current kubectl context."""
+"""`python -m examples.demo`; KEEP=1 keeps everything at the end, CLUSTER=current uses the current kubectl context."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import sys
 
 import openai
 
-from demo import screen, story
-from demo.world import DemoError, World, start
-from sandbox.errors import SandboxError
+from examples.demo import screen, story
+from examples.demo.world import DemoError, World, start
+from tests.cluster.errors import SandboxError
 
 
 def main() -> int:

@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sandbox.node import probes
-from sandbox.node.environment import TERMINATION_PATH, MissingReference
-from sandbox.node.runtime import Exit, Run, runs
-from sandbox.node.status import View
+from tests.cluster.node import probes
+from tests.cluster.node.environment import TERMINATION_PATH, MissingReference
+from tests.cluster.node.runtime import Exit, Run, runs
+from tests.cluster.node.status import View
 
 Object = dict[str, Any]
 MESSAGE_BYTES, MESSAGE_LINES = 2048, 80  # of the log, when it stands in for a termination message
