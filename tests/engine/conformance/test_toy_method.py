@@ -251,7 +251,7 @@ def no_parent(c: Candidates, truth: Tensor, k: int) -> Candidates:
 
 CAUGHT: dict[Lie, str] = {
     too_many: r"offers 53 candidates, and topk 4 with num_steps 4 make at most 52",
-    no_token: r"NaN or infinite numbers",  # a token that the model does not have reads as NaN and is found as such
+    no_token: r"NaN or infinite numbers|index out of range",  # a row that is no token's is NaN, where there is one
     no_parent: r"index \d+ is out of bounds",
 }
 

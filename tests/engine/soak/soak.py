@@ -94,7 +94,8 @@ class Soak:
         scheduler = played.harness.scheduler
         for request_id, asked in played.asked.items():
             answer = played.harness.answers[request_id]
-            whole = request_id not in played.aborted
+            refused = request_id in played.faults and answer.finish_reason is not None  # before its abort, maybe
+            whole = refused or request_id not in played.aborted
             assert (answer.finish_reason is not None) == whole, f"{request_id} has no end, or one after its abort"
             last = answer.last
             if request_id in played.faults:
