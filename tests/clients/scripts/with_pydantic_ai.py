@@ -18,6 +18,7 @@ from pydantic_ai import (
 )
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
+from pydantic_ai.providers.vllm import VLLMProvider
 from scenario import MODEL, TOO_LONG, URL, Raises, main, scenario
 
 SETTINGS = ModelSettings(max_tokens=80, temperature=0)
@@ -46,6 +47,11 @@ def responses() -> Any:
 def get_weather(city: Literal["Rome", "Oslo"]) -> str:
     """Tells the weather of a city."""
     return f"It is sunny in {city}."
+
+
+def measure(city: Literal["Rome", "Oslo"]) -> dict[str, Any]:
+    """Tells the weather of a city."""
+    return {"city": city, "degrees": 7}
 
 
 @scenario
@@ -87,7 +93,21 @@ async def output_by_schema() -> None:
 
 @scenario
 async def output_by_schema_with_tools() -> None:
-    agent = Agent(chat(), tools=[get_weather], output_type=NativeOutput(Weather), model_settings=SETTINGS)
+    """A call and then an answer by the schema, each the model's own choice: a small one repeats JSON that a tool has
+    returned, where behind a sentence it would call the tool again and again."""
+    agent = Agent(chat(), tools=[measure], output_type=NativeOutput(Weather), model_settings=SETTINGS)
+    result = await agent.run("What is the weather in Rome?")
+    kinds = [part.part_kind for message in result.all_messages() for part in message.parts]
+    assert kinds == ["user-prompt", "tool-call", "tool-return", "text"], kinds
+    assert isinstance(result.output, Weather)
+
+
+@scenario
+async def output_by_schema_as_of_a_server_of_ones_own() -> None:
+    """With vLLM's provider the schema is in the instructions as well."""
+    client = AsyncOpenAI(base_url=URL, api_key="none", max_retries=0)
+    model: Any = OpenAIChatModel(MODEL, provider=VLLMProvider(openai_client=client))
+    agent = Agent(model, tools=[measure], output_type=NativeOutput(Weather), model_settings=SETTINGS)
     assert isinstance((await agent.run("What is the weather in Rome?")).output, Weather)
 
 
