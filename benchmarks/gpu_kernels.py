@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pilotfish_engine import kernels
-from pilotfish_engine.worker.inputs import ForwardInputs
+from pilotfish_engine.kernels.inputs import AttentionInputs
 
 COLD = 256 << 20  # bytes that a graph's calls go through at least
 MAX_LAYERS = 32
@@ -98,7 +98,7 @@ def line(name: str, took: float, size: int, note: str = "") -> None:
     print(ROW.format(name, f"{took:.1f}", f"{floor:.1f}", f"{took / floor:.2f}", f"{size / took / 1e6:.2f}"), note)
 
 
-def inputs_of(case: Attention) -> ForwardInputs:
+def inputs_of(case: Attention) -> AttentionInputs:
     """Pages in no order; trees are binary."""
     tokens = case.requests * case.tokens
     last = 2 * case.context if case.ragged else case.context
@@ -108,11 +108,7 @@ def inputs_of(case: Attention) -> ForwardInputs:
     masks = [1]
     for node in range(1, 1 if case.chunk else case.tokens):
         masks.append(masks[(node - 1) // 2] | 1 << node)
-    zeros = torch.zeros(tokens, dtype=torch.int64, device="cuda")
-    return ForwardInputs(
-        token_ids=zeros,
-        positions=zeros,
-        slots=zeros,
+    return AttentionInputs(
         page_table=table.to(torch.int32),
         prefix_lens=(torch.full((case.requests,), case.context, device="cuda") * spread).to(torch.int32),
         q_indptr=torch.arange(0, tokens + 1, case.tokens, dtype=torch.int32, device="cuda"),

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.acceptance.asked import Prompt
+from pilotfish_engine.contract.controller import Controller
 from pilotfish_engine.contract.speculation import CostProfile, EnvelopeUpdate, Settings
 from pilotfish_engine.engine import Parts
 from pilotfish_engine.messages import Output, SamplingParams, Submit
 from pilotfish_engine.scheduler.scheduler import Scheduler
-from pilotfish_engine.speculation.controller import Controller
 from pilotfish_engine.speculation.proposer import Proposer, TargetHidden
 from pilotfish_engine.speculation.tree import ABSENT, Candidates, cut
 from pilotfish_engine.speculation.verify import Verdict

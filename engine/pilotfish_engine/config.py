@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pydantic import TypeAdapter
+
 from pilotfish_engine.contract.speculation import MAX_NUM_DRAFT_TOKENS, MAX_NUM_STEPS, MAX_TOPK, Envelope
 from pilotfish_engine.errors import UsageError
 
@@ -68,6 +70,9 @@ class EngineConfig:
     speculation: SpeculationConfig = SpeculationConfig()
     capacity: CapacityConfig = CapacityConfig()
     server: ServerConfig = ServerConfig()
+
+
+CONFIG = TypeAdapter(EngineConfig)  # to and from JSON, for the processes of an engine
 
 
 # ---- from flags and variables ---------------------------------------------------------------------------------------

@@ -6,9 +6,7 @@ Knows nothing about HTTP, text or tensors: what a step is, only the `Core` knows
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -16,11 +14,11 @@ from typing import Protocol
 
 import msgspec
 import zmq
-from pydantic import TypeAdapter
 
 from pilotfish_engine import messages
-from pilotfish_engine.config import EngineConfig, share_cores
+from pilotfish_engine.config import CONFIG, EngineConfig, share_cores
 from pilotfish_engine.contract.speculation import EngineReport, EnvelopeUpdate
+from pilotfish_engine.distributed.children import Say, die_with
 from pilotfish_engine.errors import RequestError, UsageError
 from pilotfish_engine.types import WorkerLimits
 
@@ -70,9 +68,7 @@ class Core(Protocol):
         ...
 
 
-Say = Callable[[str], None]  # why this process ends: one sentence, for the one who started it
 Build = Callable[[EngineConfig, Say], Core]
-CONFIG = TypeAdapter(EngineConfig)
 
 
 class Socket:
@@ -183,14 +179,6 @@ def _answer(core: Core, message: messages.AskReport | messages.SetEnvelope | mes
         case messages.FlushCache():
             core.flush_cache()
             return b""
-
-
-def die_with(parent: int) -> None:
-    """The kernel kills this process when the thread that started it ends, even in the middle of a kernel call."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the call above
-        os._exit(1)
 
 
 def main(build: Build, arguments: list[str]) -> int:

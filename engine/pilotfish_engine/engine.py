@@ -11,11 +11,15 @@ from pathlib import Path
 
 import torch
 
+from pilotfish_engine.batch.state import RequestState
 from pilotfish_engine.config import EngineConfig
+from pilotfish_engine.contract.controller import Controller
 from pilotfish_engine.contract.speculation import CostProfile, Envelope
+from pilotfish_engine.contract.worthwhile import worthwhile
+from pilotfish_engine.distributed.collectives import Ranks, check_devices
 from pilotfish_engine.errors import CheckpointError, MethodError, UsageError
 from pilotfish_engine.model.loading import load, read_shape
-from pilotfish_engine.model.parallel import Ranks, divide
+from pilotfish_engine.model.parallel import divide
 from pilotfish_engine.model.shape import ModelShape
 from pilotfish_engine.reservation import SLACK, Reservation
 from pilotfish_engine.sampling.grammar import Grammars
@@ -24,18 +28,14 @@ from pilotfish_engine.scheduler.scheduler import Scheduler
 from pilotfish_engine.scheduler.stops import StopTextFactory
 from pilotfish_engine.source import resolve
 from pilotfish_engine.speculation import registry
-from pilotfish_engine.speculation.controller import Controller
 from pilotfish_engine.speculation.proposer import Models, ProposerContext
 from pilotfish_engine.speculation.step import Step
-from pilotfish_engine.speculation.worthwhile import worthwhile
 from pilotfish_engine.tokenizer import StopStrings, Tokenizer
 from pilotfish_engine.tokenizer import load as load_tokenizer
 from pilotfish_engine.types import Worker, WorkerLimits
 from pilotfish_engine.worker.ahead import record_ahead
 from pilotfish_engine.worker.graphs import StepGraphs, recorder
 from pilotfish_engine.worker.profile import measure
-from pilotfish_engine.worker.ranks import check_devices
-from pilotfish_engine.worker.state import RequestState
 from pilotfish_engine.worker.target import TargetWorker
 
 

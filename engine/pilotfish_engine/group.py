@@ -9,12 +9,12 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from pilotfish_engine.config import EngineConfig, share_cores
-from pilotfish_engine.core import CONFIG, Say, die_with
+from pilotfish_engine.config import CONFIG, EngineConfig, share_cores
+from pilotfish_engine.distributed.children import Say, die_with
 from pilotfish_engine.errors import UsageError
 
 if TYPE_CHECKING:
-    from pilotfish_engine.model.parallel import Ranks
+    from pilotfish_engine.distributed.collectives import Ranks
     from pilotfish_engine.scheduler.scheduler import Scheduler
 
 COMMAND = (sys.executable, "-m", "pilotfish_engine.group")
@@ -24,8 +24,9 @@ _HEARD_SECONDS = 10.0
 def build(config: EngineConfig, say: Say) -> Scheduler:
     """As engine.build, with the other ranks started. Raises as `assemble`. say: told why, when a rank ends or fails;
     this process then ends."""
+    from pilotfish_engine.distributed.followers import Followers
     from pilotfish_engine.engine import assemble, schedule
-    from pilotfish_engine.worker.ranks import Followers, Leader, Load
+    from pilotfish_engine.worker.leader import Leader, Load
 
     def end(sentence: str) -> None:
         say(sentence)
@@ -53,8 +54,9 @@ def main(arguments: list[str]) -> int:
     die_with(parent)
     share_cores()
     from pilotfish_engine.contract.speculation import CostProfile
+    from pilotfish_engine.distributed.collectives import join
     from pilotfish_engine.engine import assemble
-    from pilotfish_engine.worker.ranks import Load, follow, join
+    from pilotfish_engine.worker.leader import Load, follow
     from pilotfish_engine.worker.target import TargetWorker
 
     ranks = join(rank, size, store)

@@ -11,13 +11,14 @@ import torch
 
 from pilotfish_engine.config import EngineConfig
 from pilotfish_engine.contract.speculation import MAX_NUM_DRAFT_TOKENS, Envelope
+from pilotfish_engine.distributed.collectives import Ranks
 from pilotfish_engine.errors import UsageError
 from pilotfish_engine.model.decoder import resize
-from pilotfish_engine.model.parallel import Ranks, divide
+from pilotfish_engine.model.inputs import KVCache
+from pilotfish_engine.model.parallel import divide
 from pilotfish_engine.model.shape import ModelShape
 from pilotfish_engine.scheduler.policy import pages_for
 from pilotfish_engine.speculation.step import Step
-from pilotfish_engine.worker.inputs import KVCache
 from pilotfish_engine.worker.machine_memory import memory_of, own_bytes
 from pilotfish_engine.worker.memory_sum import MemorySum, longest_that_fits, pass_bytes, state_bytes
 from pilotfish_engine.worker.trial import measure_needs
@@ -87,7 +88,7 @@ class Reservation:
             full = rows * one if self._device.type == "cuda" else max(one, rows * one // 4)
             pages = max(pages_for(one, page_size), min(pages_for(full, page_size), _tokens(found) // page_size - 1))
         if self._group is not None:
-            pages = int(self._group.gather(torch.tensor([pages], device=self._group.device)).min())
+            pages = int(self._group.all_gather(torch.tensor([pages], device=self._group.device)).min())
         for cache in caches:
             resize(cache, pages)
         return replace(found, kv_tokens=pages * page_size)

@@ -5,25 +5,28 @@ Needs a CUDA device; CI has none and does not collect this folder.
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from pilotfish_engine.model import load
-from pilotfish_engine.worker.inputs import ForwardInputs, KVCache
+from pilotfish_engine.model.inputs import ForwardInputs, KVCache
 from tests.engine.model.paging import Paged, Piece
 from tests.engine.model.tiny import MODELS, VARIANTS
+from tests.gpu.test_kernels import moved
 
 PREFIX, TREE = [5, 90, 71, 12, 8, 30, 44], Piece([9, 17, 23, 61], [-1, 0, 0, 2])
 
 
 def on_device(inputs: ForwardInputs) -> ForwardInputs:
-    moved: dict[str, Any] = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
-    moved = {name: None if value is None else value.cuda() for name, value in moved.items()}
-    return ForwardInputs(**moved)
+    assert inputs.only is None
+    return ForwardInputs(
+        token_ids=inputs.token_ids.cuda(),
+        positions=inputs.positions.cuda(),
+        slots=inputs.slots.cuda(),
+        attention=moved(inputs.attention),
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

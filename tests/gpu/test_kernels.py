@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from pilotfish_engine import kernels
 from pilotfish_engine.kernels import reference
-from pilotfish_engine.worker.inputs import ForwardInputs
+from pilotfish_engine.kernels.inputs import AttentionInputs
 from tests.engine.kernels.test_kernels import CASES, Case, attention_case, noise, within
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -37,11 +36,18 @@ def close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
-def on_device(name: str, page_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, ForwardInputs]:
+def moved(inputs: AttentionInputs) -> AttentionInputs:
+    return AttentionInputs(
+        page_table=inputs.page_table.cuda(),
+        prefix_lens=inputs.prefix_lens.cuda(),
+        q_indptr=inputs.q_indptr.cuda(),
+        tree_mask=None if inputs.tree_mask is None else inputs.tree_mask.cuda(),
+    )
+
+
+def on_device(name: str, page_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, AttentionInputs]:
     q, k, v, inputs = attention_case(ALL[name], page_size, dtype)
-    moved: dict[str, Any] = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
-    moved = {name: None if value is None else value.cuda() for name, value in moved.items()}
-    return q.cuda(), k.cuda(), v.cuda(), ForwardInputs(**moved)
+    return q.cuda(), k.cuda(), v.cuda(), moved(inputs)
 
 
 @contextmanager

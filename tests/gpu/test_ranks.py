@@ -10,7 +10,7 @@ import torch
 
 from pilotfish_engine.contract.speculation import Settings
 from pilotfish_engine.types import Batch, ForwardMode
-from pilotfish_engine.worker.ranks import Run
+from pilotfish_engine.worker.leader import Run
 from tests.engine.conformance import models
 from tests.engine.conformance.conftest import checkpoints, engine, target, twin, variants  # noqa: F401 (fixtures)
 from tests.engine.conformance.harness import NUM_STEPS

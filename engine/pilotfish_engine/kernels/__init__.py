@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pilotfish_engine.kernels import cpu, reference
-from pilotfish_engine.worker.inputs import ForwardInputs
+from pilotfish_engine.kernels.inputs import AttentionInputs
 
 __all__ = [
     "add_rms_norm",
@@ -82,7 +82,7 @@ def paged_attention(
     k_cache: Tensor,
     v_cache: Tensor,
     page_size: int,
-    inputs: ForwardInputs,
+    inputs: AttentionInputs,
     scale: float,
     window: int | None = None,
 ) -> Tensor:

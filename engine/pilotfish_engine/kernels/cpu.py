@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from pilotfish_engine.kernels import reference
+from pilotfish_engine.kernels.inputs import AttentionInputs
 from pilotfish_engine.kernels.reference import match_rows as match_rows
 from pilotfish_engine.kernels.reference import top_log_probs as top_log_probs
-from pilotfish_engine.worker.inputs import ForwardInputs
 
 BUILDS = {"DEFAULT": "_cpu", "NO AVX": "_cpu", "AVX2": "_cpu_v3", "AVX512": "_cpu_v4"}
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -147,7 +147,7 @@ def paged_attention(
     k_cache: Tensor,
     v_cache: Tensor,
     page_size: int,
-    inputs: ForwardInputs,
+    inputs: AttentionInputs,
     scale: float,
     window: int | None,
 ) -> Tensor:

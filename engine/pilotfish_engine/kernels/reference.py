@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pilotfish_engine.worker.inputs import ForwardInputs
+from pilotfish_engine.kernels.inputs import AttentionInputs
 
 TOKEN_BLOCK = 16  # tokens whose gathered K and V rows are held at a time,
 DEVICE_BLOCK = 1 << 28  # and where launches cost more than memory as many as have so many numbers in them
@@ -91,7 +91,7 @@ def paged_attention(
     k_cache: Tensor,
     v_cache: Tensor,
     page_size: int,
-    inputs: ForwardInputs,
+    inputs: AttentionInputs,
     scale: float,
     window: int | None = None,
 ) -> Tensor:
@@ -101,7 +101,7 @@ def paged_attention(
     window: of the rows that a token sees, only those of the last so many positions, its own among them.
     Tokens past q_indptr[B] (padding), and any that see no row, give zeros.
     """
-    visible, rows = visible_rows(inputs, page_size, window)
+    visible, rows = visible_rows(inputs, q.shape[0], page_size, window)
     group = q.shape[1] // k_cache.shape[1]
     out = torch.empty_like(q)
     tokens = max(TOKEN_BLOCK, 0 if q.is_cpu else DEVICE_BLOCK // (rows.shape[1] * k_cache[0].numel()))
@@ -118,14 +118,15 @@ def paged_attention(
     return out
 
 
-def visible_rows(inputs: ForwardInputs, page_size: int, window: int | None = None) -> tuple[Tensor, Tensor]:
+def visible_rows(
+    inputs: AttentionInputs, num_tokens: int, page_size: int, window: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Per token: which of its request's KV rows it sees, bool [N, L], and their slots, int64 [N, L] (unseen: 0).
 
     Where there is a window, a tree's masks are whole paths: of each token, and of each row on its path, the position
     past the prefix is the number of bits below its own.
     """
-    num_tokens, num_requests = inputs.token_ids.shape[0], inputs.page_table.shape[0]
-    device = inputs.token_ids.device
+    num_requests, device = inputs.page_table.shape[0], inputs.page_table.device
     token = torch.arange(num_tokens, device=device)
     row = torch.arange(inputs.page_table.shape[1] * page_size, device=device)
     request = torch.searchsorted(inputs.q_indptr[1:].contiguous(), token, right=True)

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from pilotfish_engine import kernels
+from pilotfish_engine.kernels.inputs import AttentionInputs
+from pilotfish_engine.model.inputs import ForwardInputs, KVCache
 from pilotfish_engine.model.layers import RMSNorm
 from pilotfish_engine.model.linear import Linear
-from pilotfish_engine.worker.inputs import ForwardInputs, KVCache
 
 
 class GroupedQueryAttention:
@@ -45,12 +46,12 @@ class GroupedQueryAttention:
         if self.qk_norm is not None:
             self._norm_heads(qkv, num_kv_heads=k.shape[1])
         q = kernels.rope_and_write(qkv, inputs.positions, self.cos_sin, inputs.slots, k, v)
-        attended = self.attend(inputs.kept(q), k, v, kv.page_size, inputs.queries()).flatten(1)
+        attended = self.attend(inputs.kept(q), k, v, kv.page_size, inputs.queries().attention).flatten(1)
         if self.gate is not None:
             attended = attended * torch.sigmoid(self.gate(inputs.kept(x)))
         return self.out(attended)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, page_size: int, inputs: ForwardInputs) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, page_size: int, inputs: AttentionInputs) -> Tensor:
         """q [N, Hq, D] over one layer's caches, which hold the pass's own rows already → [N, Hq, D]."""
         return kernels.paged_attention(q, k, v, page_size, inputs, self.scale, self.window)
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pilotfish_engine.model.inputs import ForwardInputs, KVCache
 from pilotfish_engine.model.layers import DecoderLayer, Embedding, RMSNorm
 from pilotfish_engine.model.linear import Linear
 from pilotfish_engine.model.memory import zeros
 from pilotfish_engine.model.shape import ModelShape
-from pilotfish_engine.worker.inputs import ForwardInputs, KVCache
 
 
 class Decoder:

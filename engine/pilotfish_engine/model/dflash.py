@@ -34,12 +34,12 @@ from pilotfish_engine.model.attention import GroupedQueryAttention
 from pilotfish_engine.model.checkpoint import check_tensor_shapes
 from pilotfish_engine.model.decoder import Decoder
 from pilotfish_engine.model.families import draft_shape_from_config
+from pilotfish_engine.model.inputs import KVCache
 from pilotfish_engine.model.layers import Embedding, RMSNorm, reading
 from pilotfish_engine.model.linear import Linear
 from pilotfish_engine.model.safetensors_checkpoint import SafetensorsFolder
 from pilotfish_engine.model.shape import ModelShape
 from pilotfish_engine.model.weights import Weights
-from pilotfish_engine.worker.inputs import KVCache
 
 ARCHITECTURES = ("DFlashDraftModel", "DFlash2DraftModel", "Qwen3DSparkModel", "DSparkDraftModel")
 SPECULATORS = ("dflash", "dflash2", "dspark")

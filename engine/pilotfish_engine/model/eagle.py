@@ -18,10 +18,10 @@ from pilotfish_engine.model import assembly
 from pilotfish_engine.model.decoder import Decoder, new_kv_cache
 from pilotfish_engine.model.eagle_checkpoint import HeadCheckpoint
 from pilotfish_engine.model.eagle_shape import HeadShape
+from pilotfish_engine.model.inputs import ForwardInputs, KVCache
 from pilotfish_engine.model.layers import MLP, Attention, DecoderLayer, Embedding, RMSNorm, reading
 from pilotfish_engine.model.linear import Linear
 from pilotfish_engine.model.weights import Weights
-from pilotfish_engine.worker.inputs import ForwardInputs, KVCache
 
 
 class TargetStates(Protocol):

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from pilotfish_engine import kernels
+from pilotfish_engine.model.inputs import ForwardInputs, KVCache
 from pilotfish_engine.model.linear import Linear
-from pilotfish_engine.worker.inputs import ForwardInputs, KVCache
 
 
 class Embedding:

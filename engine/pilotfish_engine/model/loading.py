@@ -6,12 +6,13 @@ from pathlib import Path
 
 import torch
 
+from pilotfish_engine.distributed.collectives import Ranks
 from pilotfish_engine.model import assembly
 from pilotfish_engine.model.checkpoint import check_tensors, open_checkpoint
 from pilotfish_engine.model.decoder import Decoder
 from pilotfish_engine.model.layers import Embedding
 from pilotfish_engine.model.linear import Linear
-from pilotfish_engine.model.parallel import Part, Ranks, SharedDecoder
+from pilotfish_engine.model.parallel import Part, SharedDecoder
 from pilotfish_engine.model.shape import ModelShape
 from pilotfish_engine.model.weights import Weights
 

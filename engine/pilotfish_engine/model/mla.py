@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from pilotfish_engine import kernels
+from pilotfish_engine.model.inputs import ForwardInputs, KVCache
 from pilotfish_engine.model.layers import RMSNorm
 from pilotfish_engine.model.linear import Linear
 from pilotfish_engine.model.rope import rotate
-from pilotfish_engine.worker.inputs import ForwardInputs, KVCache
 
 
 class LowRank:
@@ -68,6 +68,6 @@ class LatentAttention:
         query = self.query(read).view(-1, heads, nope_dim + rope_dim)
         absorbed = torch.bmm(query[:, :, :nope_dim].transpose(0, 1), self.key).transpose(0, 1)
         q = torch.cat((absorbed, rotate(query[:, :, nope_dim:], inputs.positions, self.cos_sin)), dim=2)
-        attended = kernels.paged_attention(q, rows, rows, kv.page_size, inputs, self.scale)[:, :, :kv_rank]
+        attended = kernels.paged_attention(q, rows, rows, kv.page_size, inputs.attention, self.scale)[:, :, :kv_rank]
         values = torch.bmm(attended.transpose(0, 1), self.value.transpose(1, 2)).transpose(0, 1)
         return self.out(values.flatten(1))

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from pilotfish_engine.model.assembly import build_layer, build_norm, rotary_table
+from pilotfish_engine.model.inputs import ForwardInputs, KVCache
 from pilotfish_engine.model.layers import DecoderLayer, Embedding, RMSNorm
 from pilotfish_engine.model.linear import Linear
 from pilotfish_engine.model.shape import ModelShape
 from pilotfish_engine.model.weights import Files, Weights
-from pilotfish_engine.worker.inputs import ForwardInputs, KVCache
 
 MAX_HEADS = 8
 COUNT_KEYS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")  # of a config.json

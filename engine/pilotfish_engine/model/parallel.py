@@ -14,53 +14,20 @@ from math import gcd
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
+from pilotfish_engine.distributed.collectives import Ranks
 from pilotfish_engine.errors import UsageError
 from pilotfish_engine.model.checkpoint import Checkpoint
 from pilotfish_engine.model.decoder import Decoder, new_kv_cache
+from pilotfish_engine.model.inputs import ForwardInputs, KVCache
 from pilotfish_engine.model.layers import MLP, Attention, DecoderLayer, Embedding, RMSNorm
 from pilotfish_engine.model.linear import Linear
 from pilotfish_engine.model.shape import ModelShape
-from pilotfish_engine.worker.inputs import ForwardInputs, KVCache
 
 VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")  # divided by rows; the last rank's may be fewer
 ADDED_ONCE = "o_proj.bias"  # of what is summed over the ranks: rank 0 adds it
-
-
-class Ranks:
-    """This process's place in torch.distributed's default group, and what the ranks do together.
-
-    Every rank makes the same calls in the same order. Shapes are fixed and nothing is copied to the host. A call over
-    no elements does nothing.
-    """
-
-    def __init__(self, rank: int, size: int, device: torch.device) -> None:
-        self.rank = rank
-        self.size = size
-        self.device = device
-
-    def sum(self, x: Tensor) -> Tensor:
-        """Of the ranks' x, in place, with the same bits on every rank."""
-        if x.numel() > 0:
-            dist.all_reduce(x)
-        return x
-
-    def gather(self, x: Tensor) -> Tensor:
-        """x [n, …] of every rank → [size, n, …]."""
-        gathered = x.new_empty(self.size * x.shape[0], *x.shape[1:])
-        if x.numel() > 0:
-            dist.all_gather_into_tensor(gathered, x.contiguous())
-        return gathered.view(self.size, *x.shape)
-
-    def agree(self, x: Tensor) -> Tensor:
-        """Rank 0's x."""
-        agreed = x.contiguous()
-        if x.numel() > 0:
-            dist.broadcast(agreed, 0)
-        return agreed
 
 
 def divide(shape: ModelShape, size: int, where: Path) -> ModelShape:
@@ -134,7 +101,7 @@ class SharedEmbedding(Embedding):
         row = token_ids - self._ranks.rank * self.weight.shape[0]
         mine = (row >= 0) & (row < self.weight.shape[0])
         found = functional.embedding(torch.where(mine, row, 0), self.weight)
-        return self._ranks.sum(torch.where(mine.unsqueeze(1), found, 0))
+        return self._ranks.all_reduce(torch.where(mine.unsqueeze(1), found, 0))
 
 
 class SharedHead(Linear):
@@ -146,7 +113,7 @@ class SharedHead(Linear):
         self._ranks = ranks
 
     def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-        parts = self._ranks.gather(super().__call__(x, out_dtype))
+        parts = self._ranks.all_gather(super().__call__(x, out_dtype))
         return parts.transpose(0, 1).flatten(1)[:, : self._vocab_size]
 
 
@@ -159,7 +126,7 @@ class SharedAttention:
         self._ranks = ranks
 
     def __call__(self, x: Tensor, inputs: ForwardInputs, kv: KVCache, layer: int) -> Tensor:
-        return self._ranks.sum(self._part(x, inputs, kv, layer))
+        return self._ranks.all_reduce(self._part(x, inputs, kv, layer))
 
 
 class SharedMLP:
@@ -170,7 +137,7 @@ class SharedMLP:
         self._ranks = ranks
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._ranks.sum(self._part(x))
+        return self._ranks.all_reduce(self._part(x))
 
 
 class SharedDecoder(Decoder):

@@ -26,8 +26,8 @@ from typing import Any, TypeVar, cast
 import uvicorn
 import uvloop
 
-from pilotfish_engine.config import EngineConfig, ServerConfig
-from pilotfish_engine.core import CONFIG, LAST_WORDS_BYTES
+from pilotfish_engine.config import CONFIG, EngineConfig, ServerConfig
+from pilotfish_engine.core import LAST_WORDS_BYTES
 from pilotfish_engine.errors import UsageError
 from pilotfish_engine.server import app
 from pilotfish_engine.server.connection import Patience, patient

@@ -16,9 +16,13 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
+from pilotfish_engine.batch.passes import over_spans, padded_rows
+from pilotfish_engine.batch.state import RequestState
 from pilotfish_engine.contract.speculation import Envelope, Settings
 from pilotfish_engine.errors import CheckpointError, MethodError
+from pilotfish_engine.kernels.inputs import AttentionInputs
 from pilotfish_engine.model import dflash as model
+from pilotfish_engine.model.inputs import ForwardInputs
 from pilotfish_engine.model.safetensors_checkpoint import SafetensorsFolder
 from pilotfish_engine.speculation.growth import Frontier, grow
 from pilotfish_engine.speculation.proposer import Models, ProposerContext, TargetHidden
@@ -27,9 +31,6 @@ from pilotfish_engine.speculation.unread import Unread
 from pilotfish_engine.speculation.verify import Verdict
 from pilotfish_engine.speculation.vocabulary import Vocabulary
 from pilotfish_engine.types import Chunk
-from pilotfish_engine.worker.inputs import ForwardInputs
-from pilotfish_engine.worker.passes import over_spans, padded_rows
-from pilotfish_engine.worker.state import RequestState
 
 
 class DFlashProposer:
@@ -102,10 +103,12 @@ class DFlashProposer:
             token_ids=torch.cat([known, known.new_full((batch, num_steps), self._mask_token_id)], dim=1).flatten(),
             positions=at.flatten(),
             slots=state.slots(rows, at).flatten(),
-            page_table=state.page_table[rows],
-            prefix_lens=first.to(torch.int32),
-            q_indptr=torch.arange(0, (batch + 1) * width, width, dtype=torch.int32, device=rows.device),
-            tree_mask=known.new_full((batch * width,), (1 << width) - 1),  # each sees the whole block
+            attention=AttentionInputs(
+                page_table=state.page_table[rows],
+                prefix_lens=first.to(torch.int32),
+                q_indptr=torch.arange(0, (batch + 1) * width, width, dtype=torch.int32, device=rows.device),
+                tree_mask=known.new_full((batch * width,), (1 << width) - 1),  # each sees the whole block
+            ),
         )
         hidden, _ = self._draft.decoder.forward(inputs, self.kv)
         masks = hidden.view(batch, width, -1)[:, 1:].contiguous().flatten(0, 1)

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
+from pilotfish_engine.batch.state import RequestState
+from pilotfish_engine.kernels.inputs import AttentionInputs
+from pilotfish_engine.model.inputs import ForwardInputs
 from pilotfish_engine.speculation.tree import Candidates
-from pilotfish_engine.worker.inputs import ForwardInputs
-from pilotfish_engine.worker.state import RequestState
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,12 @@ class Places:
             token_ids=frontier.token_ids.flatten(),
             positions=self._positions[frontier.depth - 1],
             slots=self._slots[frontier.depth - 1],
-            page_table=self._page_table,
-            prefix_lens=self._prefix_lens,
-            q_indptr=self._q_indptr,
-            tree_mask=frontier.ancestors.flatten(),
+            attention=AttentionInputs(
+                page_table=self._page_table,
+                prefix_lens=self._prefix_lens,
+                q_indptr=self._q_indptr,
+                tree_mask=frontier.ancestors.flatten(),
+            ),
         )
 
 

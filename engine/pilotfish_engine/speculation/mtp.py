@@ -14,12 +14,12 @@ from pilotfish_engine.contract.speculation import Envelope
 from pilotfish_engine.errors import CheckpointError, MethodError
 from pilotfish_engine.model.checkpoint import check_tensor_shapes
 from pilotfish_engine.model.decoder import Decoder, new_kv_cache
+from pilotfish_engine.model.inputs import ForwardInputs, KVCache
 from pilotfish_engine.model.mtp import FORMS, HeadSet, PredictionHead, declared_count, find_heads, load_heads
 from pilotfish_engine.model.safetensors_checkpoint import SafetensorsFolder
 from pilotfish_engine.speculation.multilayer_mtp import MultiLayerProposer
 from pilotfish_engine.speculation.proposer import Models, Proposer, ProposerContext, TargetHidden
 from pilotfish_engine.speculation.recurrent import RecurrentProposer
-from pilotfish_engine.worker.inputs import ForwardInputs, KVCache
 
 
 class SingleHead:

@@ -18,16 +18,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pilotfish_engine.batch.passes import over_spans
+from pilotfish_engine.batch.state import RequestState
 from pilotfish_engine.contract.speculation import Settings
+from pilotfish_engine.kernels.inputs import AttentionInputs
 from pilotfish_engine.model.decoder import Decoder
+from pilotfish_engine.model.inputs import ForwardInputs, KVCache
 from pilotfish_engine.speculation.proposer import TargetHidden
 from pilotfish_engine.speculation.tree import Candidates
 from pilotfish_engine.speculation.unread import Unread
 from pilotfish_engine.speculation.verify import Verdict
 from pilotfish_engine.types import Chunk
-from pilotfish_engine.worker.inputs import ForwardInputs, KVCache
-from pilotfish_engine.worker.passes import over_spans
-from pilotfish_engine.worker.state import RequestState
 
 
 class Head(Protocol):
@@ -152,10 +153,12 @@ class MultiLayerProposer:
             token_ids=token_ids.flatten(),
             positions=at.flatten(),
             slots=torch.where(written, self._state.slots(rows, at), 0).flatten(),
-            page_table=self._state.page_table[rows],
-            prefix_lens=prefix.to(torch.int32),
-            q_indptr=torch.arange(0, (batch + 1) * width, width, dtype=torch.int32, device=rows.device),
-            tree_mask=mask.flatten(),
+            attention=AttentionInputs(
+                page_table=self._state.page_table[rows],
+                prefix_lens=prefix.to(torch.int32),
+                q_indptr=torch.arange(0, (batch + 1) * width, width, dtype=torch.int32, device=rows.device),
+                tree_mask=mask.flatten(),
+            ),
         )
         return self._heads[number].forward(hidden.flatten(0, 1), inputs, self.kv, number).view(batch, width, -1)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from pilotfish_engine.batch.state import RequestState
 from pilotfish_engine.contract.speculation import Envelope, Settings
 from pilotfish_engine.errors import MethodError
 from pilotfish_engine.speculation import ngram_corpus, ngram_matcher, ngram_tensors
@@ -14,7 +15,6 @@ from pilotfish_engine.speculation.proposer import Models, ProposerContext, Targe
 from pilotfish_engine.speculation.tree import Candidates
 from pilotfish_engine.speculation.verify import Verdict
 from pilotfish_engine.types import Chunk
-from pilotfish_engine.worker.state import RequestState
 
 
 class NgramProposer:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from pilotfish_engine.batch.state import RequestState
 from pilotfish_engine.contract.speculation import Envelope, Settings
 from pilotfish_engine.model.decoder import Decoder
 from pilotfish_engine.model.shape import ModelShape
@@ -20,7 +21,6 @@ from pilotfish_engine.speculation.tree import Candidates
 from pilotfish_engine.speculation.verify import Verdict
 from pilotfish_engine.tokenizer import Tokenizer
 from pilotfish_engine.types import Chunk
-from pilotfish_engine.worker.state import RequestState
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pilotfish_engine.batch.passes import last_padded_places, last_places, over_padded_rows, over_spans
+from pilotfish_engine.batch.state import RequestState
 from pilotfish_engine.contract.speculation import MAX_TOPK, Settings
+from pilotfish_engine.model.inputs import ForwardInputs, KVCache
 from pilotfish_engine.speculation.growth import Frontier, Places, grow, rows_needed
 from pilotfish_engine.speculation.proposer import TargetHidden
 from pilotfish_engine.speculation.tree import Candidates
@@ -21,9 +24,6 @@ from pilotfish_engine.speculation.unread import Unread
 from pilotfish_engine.speculation.verify import Verdict
 from pilotfish_engine.speculation.vocabulary import Vocabulary
 from pilotfish_engine.types import Chunk
-from pilotfish_engine.worker.inputs import ForwardInputs, KVCache
-from pilotfish_engine.worker.passes import last_padded_places, last_places, over_padded_rows, over_spans
-from pilotfish_engine.worker.state import RequestState
 
 
 class RecurrentHead(Protocol):

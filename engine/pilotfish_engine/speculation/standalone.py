@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
+from pilotfish_engine.batch.passes import last_padded_places, last_places, over_padded_rows, over_spans
+from pilotfish_engine.batch.state import RequestState
 from pilotfish_engine.contract.speculation import MAX_TOPK, Envelope, Settings
 from pilotfish_engine.errors import MethodError
 from pilotfish_engine.model.checkpoint import check_tensors, open_checkpoint
@@ -23,8 +25,6 @@ from pilotfish_engine.speculation.unread import Unread
 from pilotfish_engine.speculation.verify import Verdict
 from pilotfish_engine.speculation.vocabulary import Vocabulary
 from pilotfish_engine.types import Chunk
-from pilotfish_engine.worker.passes import last_padded_places, last_places, over_padded_rows, over_spans
-from pilotfish_engine.worker.state import RequestState
 
 
 class StandaloneProposer:

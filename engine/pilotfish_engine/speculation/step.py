@@ -11,18 +11,20 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from pilotfish_engine.batch.state import RequestState
 from pilotfish_engine.contract.speculation import Settings
+from pilotfish_engine.distributed.collectives import Ranks
 from pilotfish_engine.errors import MethodError
+from pilotfish_engine.kernels.inputs import AttentionInputs
 from pilotfish_engine.model.decoder import Decoder
+from pilotfish_engine.model.inputs import ForwardInputs, KVCache
 from pilotfish_engine.model.memory import put
 from pilotfish_engine.sampling.grammar_rows import TreeNodes
 from pilotfish_engine.sampling.logprobs import Logprobs, score
 from pilotfish_engine.sampling.processors import Paths
 from pilotfish_engine.speculation.proposer import Proposer, TargetHidden
-from pilotfish_engine.speculation.tree import Agreement, DraftTree, cut, most_candidates, root_only
+from pilotfish_engine.speculation.tree import DraftTree, cut, most_candidates, root_only
 from pilotfish_engine.speculation.verify import Verdict, verify
-from pilotfish_engine.worker.inputs import ForwardInputs, KVCache
-from pilotfish_engine.worker.state import RequestState
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Step:
     kv: KVCache
     state: RequestState
     proposer: Proposer | None
-    ranks: Agreement | None = None
+    ranks: Ranks | None = None
 
     def __call__(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> StepResult:
         """rows: int64 [B] on the device, `host_rows` the same on the host, which knows of them what needs no copy. A
@@ -88,7 +90,7 @@ class Step:
         target_ids, hidden, logits = self.target_pass(rows, host_rows, tree, settings.num_steps, allowed)
         verdict = verify(tree, target_ids, settings.num_steps)
         if self.ranks is not None:
-            verdict = verdict.agreed(self.ranks)
+            verdict = verdict.broadcast(self.ranks)
         # where there is no token the host ends the request; until then it goes on from a token like any other
         known = replace(verdict, next_token_ids=verdict.next_token_ids.clamp_min(0))
         self.commit(rows, host_rows, settings, known, hidden)
@@ -110,7 +112,7 @@ class Step:
             return root_only(root_ids)
         candidates = self.proposer.propose(rows, host_rows, settings)
         if self.ranks is not None:
-            candidates = candidates.agreed(self.ranks)
+            candidates = candidates.broadcast(self.ranks)
         offered, most = candidates.token_ids.shape[1], most_candidates(settings)
         if offered > most:  # more nodes than rows are reserved for
             raise MethodError(
@@ -147,10 +149,12 @@ class Step:
             token_ids=tree.packed(tree.token_ids),
             positions=positions,
             slots=torch.where(tree.used, slots, 0),
-            page_table=self.state.page_table[rows],
-            prefix_lens=prefix.to(torch.int32),
-            q_indptr=tree.indptr,
-            tree_mask=tree.packed(tree.ancestors),
+            attention=AttentionInputs(
+                page_table=self.state.page_table[rows],
+                prefix_lens=prefix.to(torch.int32),
+                q_indptr=tree.indptr,
+                tree_mask=tree.packed(tree.ancestors),
+            ),
         )
         aux_layers = self.proposer.aux_layers if self.proposer is not None else ()
         hidden, aux = self.target.forward(inputs, self.kv, aux_layers)

@@ -8,22 +8,14 @@ found.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 
 from pilotfish_engine.contract.speculation import MAX_NUM_DRAFT_TOKENS, Settings
+from pilotfish_engine.distributed.collectives import Ranks
 
 ROOT = 0
 ABSENT = float("-inf")  # score of a candidate that is only padding
-
-
-class Agreement(Protocol):
-    """The ranks that share a model."""
-
-    def agree(self, x: torch.Tensor) -> torch.Tensor:
-        """Rank 0's x, on every rank."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -49,9 +41,10 @@ class Candidates:
         """wanted: bool [B]; of other requests nothing is offered, so that the batch's budget is for these."""
         return replace(self, scores=torch.where(wanted.unsqueeze(1), self.scores, ABSENT))
 
-    def agreed(self, ranks: Agreement) -> Candidates:
+    def broadcast(self, ranks: Ranks) -> Candidates:
+        """Rank 0's, on every rank, in one call."""
         bits = self.scores.contiguous().view(torch.int32).to(torch.int64)
-        token_ids, parents, bits = ranks.agree(torch.stack([self.token_ids, self.parents, bits])).unbind()
+        token_ids, parents, bits = ranks.broadcast(torch.stack([self.token_ids, self.parents, bits])).unbind()
         return Candidates(token_ids, parents, bits.to(torch.int32).view(torch.float32))
 
 

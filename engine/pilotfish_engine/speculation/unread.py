@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pilotfish_engine.worker.state import RequestState
+from pilotfish_engine.batch.state import RequestState
 
 CATCH_UP = 32  # fewer, and the passes that read them are felt (docs/decisions.md)
 

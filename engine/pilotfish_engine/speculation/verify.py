@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from pilotfish_engine.speculation.tree import Agreement, DraftTree
+from pilotfish_engine.distributed.collectives import Ranks
+from pilotfish_engine.speculation.tree import DraftTree
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,12 @@ class Verdict:
     path: torch.Tensor
     flat: torch.Tensor
 
-    def agreed(self, ranks: Agreement) -> Verdict:
+    def broadcast(self, ranks: Ranks) -> Verdict:
+        """Rank 0's, on every rank, in one call."""
         length = self.path.shape[1]
         packed = torch.cat([self.next_token_ids, self.path, self.flat, self.accept_lens.unsqueeze(1)], dim=1)
-        next_token_ids, path, flat, accept_lens = torch.split(ranks.agree(packed), [length, length, length, 1], dim=1)
+        sent = ranks.broadcast(packed)
+        next_token_ids, path, flat, accept_lens = torch.split(sent, [length, length, length, 1], dim=1)
         return Verdict(next_token_ids, accept_lens.squeeze(1), path, flat)
 
 

@@ -13,7 +13,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from pilotfish_engine.config import share_cores
-from pilotfish_engine.core import die_with
+from pilotfish_engine.distributed.children import die_with, framed, received
 from pilotfish_engine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ def main(arguments: list[str]) -> int:
     os.dup2(2, 1)  # what a library prints is no reply
     import msgspec
 
+    from pilotfish_engine.distributed.collectives import join
     from pilotfish_engine.train.group import Message, follow
-    from pilotfish_engine.worker.ranks import framed, join, received
 
     def reply(message: Reply) -> None:
         replies.write(framed(message))

@@ -20,15 +20,16 @@ from typing import BinaryIO
 
 import msgspec
 
+from pilotfish_engine.distributed.children import received
+from pilotfish_engine.distributed.collectives import Ranks
+from pilotfish_engine.distributed.followers import CAUSE_SECONDS, Followers
 from pilotfish_engine.model.decoder import Decoder
-from pilotfish_engine.model.parallel import Ranks
 from pilotfish_engine.train.answers import Answer, AnswerFile
 from pilotfish_engine.train.preparing import answering, begin, gather, survey
 from pilotfish_engine.train.progress import RunFolder
 from pilotfish_engine.train.prompts import Prompt
 from pilotfish_engine.train.settings import TrainSettings
 from pilotfish_engine.train.steps import Steps
-from pilotfish_engine.worker.ranks import CAUSE_SECONDS, Followers, received
 
 COMMAND = (sys.executable, "-m", "pilotfish_engine.train.follower")
 

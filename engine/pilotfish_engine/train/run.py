@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from tqdm import tqdm  # type: ignore[import-untyped]
 
+from pilotfish_engine.distributed.collectives import check_devices
 from pilotfish_engine.errors import UsageError
 from pilotfish_engine.model.checkpoint import open_checkpoint
 from pilotfish_engine.model.decoder import Decoder
@@ -23,7 +24,6 @@ from pilotfish_engine.train.progress import Progress, RunFolder
 from pilotfish_engine.train.publish import draw, publish, write_card
 from pilotfish_engine.train.settings import TrainSettings
 from pilotfish_engine.train.steps import Steps
-from pilotfish_engine.worker.ranks import check_devices
 
 WARM_UP = 0.03  # of the run
 POINTS = 40  # of the curve, at least

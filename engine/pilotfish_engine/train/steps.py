@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from pilotfish_engine.model.parallel import Ranks
+from pilotfish_engine.distributed.collectives import Ranks
 from pilotfish_engine.train.learning import Lesson
 from pilotfish_engine.train.memory import remembering
 from pilotfish_engine.train.sequences import Answered, collate, plan
@@ -49,7 +49,7 @@ class Steps:
         """On rank 0's weights, before the first step."""
         if self._ranks is not None:
             for parameter in self.head.parameters():
-                parameter.data.copy_(self._ranks.agree(parameter.data))
+                parameter.data.copy_(self._ranks.broadcast(parameter.data))
 
     def take(self, step: int, rate: float) -> Tensor:
         """Step number `step`, from 0, at a learning rate; returns the whole batch's loss, a scalar on the device."""
@@ -80,8 +80,8 @@ class Steps:
         for parameter in self.head.parameters():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            ranks.sum(parameter.grad)
-        return ranks.sum(loss)
+            ranks.all_reduce(parameter.grad)
+        return ranks.all_reduce(loss)
 
     def _batches_of(self, epoch: int) -> list[list[int]]:
         if self._epoch[0] != epoch:

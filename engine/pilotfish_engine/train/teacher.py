@@ -14,11 +14,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from pilotfish_engine.errors import MethodError
+from pilotfish_engine.kernels.inputs import AttentionInputs
 from pilotfish_engine.model.attention import GroupedQueryAttention
 from pilotfish_engine.model.decoder import Decoder
+from pilotfish_engine.model.inputs import ForwardInputs, KVCache
 from pilotfish_engine.model.layers import DecoderLayer
 from pilotfish_engine.model.shape import ModelShape
-from pilotfish_engine.worker.inputs import ForwardInputs, KVCache
 
 LOGIT_ROWS = 4096  # whose logits over the whole vocabulary are held at a time
 
@@ -29,7 +30,7 @@ class _DenseAttention(GroupedQueryAttention):
     def __init__(self, paged: GroupedQueryAttention) -> None:
         vars(self).update(vars(paged))
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, page_size: int, inputs: ForwardInputs) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, page_size: int, inputs: AttentionInputs) -> Tensor:
         batch = inputs.q_indptr.shape[0] - 1
         length = q.shape[0] // batch
 
@@ -78,10 +79,12 @@ class Teacher:
             token_ids=tokens.flatten(),
             positions=places % length,
             slots=places,
-            page_table=torch.zeros(batch, 1, dtype=torch.int32, device=device),
-            prefix_lens=torch.zeros(batch, dtype=torch.int32, device=device),
-            q_indptr=torch.arange(0, batch * length + 1, length, dtype=torch.int32, device=device),
-            tree_mask=None,
+            attention=AttentionInputs(
+                page_table=torch.zeros(batch, 1, dtype=torch.int32, device=device),
+                prefix_lens=torch.zeros(batch, dtype=torch.int32, device=device),
+                q_indptr=torch.arange(0, batch * length + 1, length, dtype=torch.int32, device=device),
+                tree_mask=None,
+            ),
         )
         size = (1, batch * length, shape.num_kv_heads, shape.head_dim)
         k = torch.empty(size, dtype=self._decoder.dtype, device=device)

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from pilotfish_engine.batch.state import RequestState
 from pilotfish_engine.contract.speculation import Settings
 from pilotfish_engine.messages import SamplingParams
 from pilotfish_engine.types import Admission
 from pilotfish_engine.worker.graphs import MOST_GRAPHS, StepGraphs
-from pilotfish_engine.worker.state import RequestState
 
 MOST_AHEAD = 3 * MOST_GRAPHS // 4  # what comes up while serving has room beside them
 BAR = 30

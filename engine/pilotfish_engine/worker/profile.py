@@ -179,7 +179,7 @@ class _Bench:
         ranks = self.step.ranks
         if ranks is None:
             return ms
-        return float(ranks.agree(torch.tensor([ms], dtype=torch.float64, device=self.step.state.device)))
+        return float(ranks.broadcast(torch.tensor([ms], dtype=torch.float64, device=self.step.state.device)))
 
 
 def _read(result: StepResult) -> None:

@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from pilotfish_engine.batch.passes import last_places, over_spans
+from pilotfish_engine.contract.controller import Controller
 from pilotfish_engine.contract.speculation import PLAIN, CostProfile, DeviceReport, Envelope, Settings
 from pilotfish_engine.errors import EnvelopeError, NumbersError
 from pilotfish_engine.model.memory import put
 from pilotfish_engine.sampling.draw import NONE
 from pilotfish_engine.sampling.logprobs import Logprobs, score
-from pilotfish_engine.speculation.controller import Controller
 from pilotfish_engine.speculation.proposer import TargetHidden
 from pilotfish_engine.speculation.step import Step
 from pilotfish_engine.speculation.tree import most_nodes
@@ -33,7 +34,6 @@ from pilotfish_engine.types import (
     WorkerLimits,
 )
 from pilotfish_engine.worker.graphs import StepGraphs
-from pilotfish_engine.worker.passes import last_places, over_spans
 from pilotfish_engine.worker.to_host import Moment, ToHost, logprobs_to_host
 
 SCORED_AT_ONCE = 64  # tokens of a prompt
@@ -286,7 +286,7 @@ class TargetWorker:
         allowed = state.grammars.allowed(host_rows)
         drawn = state.choose(logits, rows, state.seq_lens[rows], host_rows, allowed=allowed)
         if self._step.ranks is not None:
-            drawn = self._step.ranks.agree(drawn)
+            drawn = self._step.ranks.broadcast(drawn)
         known = drawn.clamp_min(0)
         state.tokens[rows, state.seq_lens[rows]] = known
         state.count(rows, host_rows, known.unsqueeze(1), torch.ones_like(known))

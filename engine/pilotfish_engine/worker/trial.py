@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import torch
 
+from pilotfish_engine.batch.passes import over_spans
 from pilotfish_engine.contract.speculation import PLAIN, Envelope, Settings
 from pilotfish_engine.messages import SamplingParams
 from pilotfish_engine.speculation.proposer import TargetHidden
 from pilotfish_engine.speculation.step import Step
 from pilotfish_engine.types import Admission, Chunk
 from pilotfish_engine.worker.graphs import MOST_GRAPHS, recorder
-from pilotfish_engine.worker.passes import over_spans
 
 # what makes a step's tensors largest: drawing among the likeliest, with penalties and log-probabilities
 DEMANDING = SamplingParams(

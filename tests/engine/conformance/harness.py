@@ -14,6 +14,7 @@ from pilotfish_engine.config import CapacityConfig, EngineConfig, ModelConfig, S
 from pilotfish_engine.contract.speculation import Envelope, EnvelopeUpdate
 from pilotfish_engine.engine import Parts, assemble
 from pilotfish_engine.messages import Output, SamplingParams, Submit, TokenLogprob
+from pilotfish_engine.model.inputs import KVCache
 from pilotfish_engine.scheduler.preparing import GrammarCompiler
 from pilotfish_engine.scheduler.scheduler import Scheduler
 from pilotfish_engine.scheduler.stops import StopTextFactory
@@ -26,7 +27,6 @@ from pilotfish_engine.types import (
     SpeculationReport,
     WorkerLimits,
 )
-from pilotfish_engine.worker.inputs import KVCache
 
 MAX_MODEL_LEN = 96
 MAX_RUNNING = 6

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from pilotfish_engine import engine, group
+from pilotfish_engine.batch.state import RequestState
 from pilotfish_engine.speculation import step, verify
-from pilotfish_engine.worker.state import RequestState
 
 CALL, CHOOSE, VERIFY = step.Step.__call__, RequestState.choose, verify.verify
 

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 import torch
 
+from pilotfish_engine.config import CONFIG
 from pilotfish_engine.contract.speculation import CostProfile
-from pilotfish_engine.core import CONFIG
+from pilotfish_engine.distributed.collectives import Ranks
+from pilotfish_engine.distributed.followers import Followers
 from pilotfish_engine.engine import Parts, assemble
-from pilotfish_engine.model.parallel import Ranks
 from pilotfish_engine.scheduler.scheduler import Scheduler
-from pilotfish_engine.worker.ranks import Followers, Leader, Load
+from pilotfish_engine.worker.leader import Leader, Load
 from tests.engine.conformance import models
 from tests.engine.conformance.conftest import prompts, variants
 from tests.engine.conformance.harness import NUM_STEPS, Harness, configuration, fixed

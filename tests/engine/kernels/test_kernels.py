@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pilotfish_engine import kernels
 from pilotfish_engine.kernels import cpu, reference
-from pilotfish_engine.worker.inputs import ForwardInputs
+from pilotfish_engine.kernels.inputs import AttentionInputs
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -115,7 +115,7 @@ CASES = {
 }
 
 
-def attention_case(case: Case, page_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, ForwardInputs]:
+def attention_case(case: Case, page_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, AttentionInputs]:
     """Queries, caches with NaN in every row that no token may see, and the inputs."""
     prefixes, counts = zip(*case.requests, strict=True)
     real = sum(counts)
@@ -132,10 +132,7 @@ def attention_case(case: Case, page_size: int, dtype: torch.dtype) -> tuple[Tens
         table[request, -(-(prefix + count) // page_size) :] = 10**8  # unused: must not be followed
     flat = [mask for request in masks for mask in request] + [0] * case.padding
     tokens = real + case.padding
-    inputs = ForwardInputs(
-        token_ids=torch.zeros(tokens, dtype=torch.int64),
-        positions=torch.zeros(tokens, dtype=torch.int64),
-        slots=torch.zeros(tokens, dtype=torch.int64),
+    inputs = AttentionInputs(
         page_table=table,
         prefix_lens=torch.tensor(prefixes, dtype=torch.int32),
         q_indptr=torch.tensor([0, *counts]).cumsum(0).int(),
@@ -163,7 +160,7 @@ def test_attention(name: str, page_size: int, dtype: torch.dtype) -> None:
     close(kernels.paged_attention(q, k, v, page_size, inputs, 0.3), expected)
 
 
-def within(inputs: ForwardInputs, window: int) -> list[tuple[int, list[int]]]:
+def within(inputs: AttentionInputs, window: int) -> list[tuple[int, list[int]]]:
     """Of each token its request and the rows that it sees, counted one by one."""
     found = []
     for request, prefix in enumerate(inputs.prefix_lens.tolist()):
@@ -206,7 +203,6 @@ def test_a_chain_under_verification_has_the_bits_of_single_tokens(dtype: torch.d
     for i in range(chain):
         alone = replace(
             inputs,
-            token_ids=inputs.token_ids[:1],
             prefix_lens=torch.tensor([prefix + i], dtype=torch.int32),
             q_indptr=torch.tensor([0, 1], dtype=torch.int32),
         )

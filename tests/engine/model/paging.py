@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from pilotfish_engine.kernels.inputs import AttentionInputs
 from pilotfish_engine.model import Decoder
-from pilotfish_engine.worker.inputs import ForwardInputs
+from pilotfish_engine.model.inputs import ForwardInputs
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,12 @@ class Paged:
             token_ids=torch.tensor(tokens),
             positions=torch.tensor(positions),
             slots=torch.tensor(slots),
-            page_table=self.page_table,
-            prefix_lens=torch.tensor(self.lens, dtype=torch.int32),
-            q_indptr=torch.tensor(indptr, dtype=torch.int32),
-            tree_mask=torch.tensor(masks) if has_tree else None,
+            attention=AttentionInputs(
+                page_table=self.page_table,
+                prefix_lens=torch.tensor(self.lens, dtype=torch.int32),
+                q_indptr=torch.tensor(indptr, dtype=torch.int32),
+                tree_mask=torch.tensor(masks) if has_tree else None,
+            ),
         )
 
     def run(self, pieces: list[Piece], *, commit: bool = True) -> list[Tensor]:

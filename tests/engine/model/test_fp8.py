@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from pilotfish_engine.distributed.collectives import Ranks
 from pilotfish_engine.errors import CheckpointError
 from pilotfish_engine.model import load
-from pilotfish_engine.model.parallel import Part, Ranks
+from pilotfish_engine.model.parallel import Part
 from pilotfish_engine.model.safetensors_checkpoint import SafetensorsCheckpoint
 from tests.engine.model.paging import Paged, Piece
 from tests.engine.model.tiny import MODELS, SMALL

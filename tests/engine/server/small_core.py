@@ -13,6 +13,7 @@ import msgspec
 from pilotfish_engine import core, messages
 from pilotfish_engine.config import EngineConfig
 from pilotfish_engine.contract.speculation import CostProfile, Counters, Effective, EngineReport, EnvelopeUpdate
+from pilotfish_engine.distributed.children import Say
 from pilotfish_engine.errors import EnvelopeError, MethodError, RequestError
 from pilotfish_engine.server.connection import Patience
 from pilotfish_engine.source import resolve
@@ -172,7 +173,7 @@ class SmallCore:
 def main() -> int:
     behaviour = msgspec.json.decode(sys.argv[1], type=Behaviour)
 
-    def build(config: EngineConfig, say: core.Say) -> core.Core:
+    def build(config: EngineConfig, say: Say) -> core.Core:
         time.sleep(behaviour.load_seconds)
         assert not behaviour.crash_while_loading, "asked to crash"
         if behaviour.usage_error is not None:

@@ -12,6 +12,7 @@ import pytest
 
 from pilotfish_engine.cli import configured, parse
 from pilotfish_engine.config import (
+    CONFIG,
     MODEL,
     OPTIONS,
     CapacityConfig,
@@ -22,7 +23,6 @@ from pilotfish_engine.config import (
     resolve,
 )
 from pilotfish_engine.contract.speculation import Envelope
-from pilotfish_engine.core import CONFIG
 from pilotfish_engine.errors import UsageError
 from tests.engine.server.serving import MODEL as SMOLLM2
 from tests.engine.server.serving import ROOT

@@ -15,12 +15,12 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
+from pilotfish_engine.contract.controller import Controller
 from pilotfish_engine.contract.speculation import CostProfile, Envelope
 from pilotfish_engine.engine import Parts, assemble
 from pilotfish_engine.messages import Grammar
 from pilotfish_engine.scheduler.request import Request
 from pilotfish_engine.speculation import registry
-from pilotfish_engine.speculation.controller import Controller
 from pilotfish_engine.types import CompiledGrammar
 from pilotfish_engine.worker.target import TargetWorker
 from tests.engine.conformance import models

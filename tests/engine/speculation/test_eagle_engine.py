@@ -15,11 +15,11 @@ from pilotfish_engine.config import CapacityConfig, EngineConfig, ModelConfig, S
 from pilotfish_engine.contract.speculation import Envelope
 from pilotfish_engine.engine import Parts, assemble
 from pilotfish_engine.speculation.tree import Candidates
+from tests.contract.synthetic import H200
 from tests.engine.conformance.harness import Harness, fixed
 from tests.engine.speculation import eagle_heads as reference
 from tests.engine.speculation.eagle_formats import FORMATS
 from tests.engine.speculation.eagle_heads import VOCAB
-from tests.engine.speculation.synthetic import H200
 from tests.engine.speculation.test_eagle_forward import features_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the reference library's own

@@ -11,11 +11,12 @@ from transformers import LlamaForCausalLM
 
 from pilotfish_engine.contract.speculation import Envelope
 from pilotfish_engine.errors import CheckpointError
+from pilotfish_engine.kernels.inputs import AttentionInputs
 from pilotfish_engine.model import Decoder, load, read_shape
 from pilotfish_engine.model.eagle import Head, load_head
+from pilotfish_engine.model.inputs import ForwardInputs, KVCache
 from pilotfish_engine.speculation import registry
 from pilotfish_engine.speculation.proposer import Models, TargetHidden
-from pilotfish_engine.worker.inputs import ForwardInputs, KVCache
 from tests.engine.speculation import eagle_heads as reference
 from tests.engine.speculation.eagle_formats import FORMATS
 from tests.engine.speculation.eagle_heads import LAYERS, VOCAB
@@ -74,10 +75,12 @@ class Rows:
             token_ids=tokens,
             positions=positions,
             slots=self.table[0, rows // PAGE].long() * PAGE + rows % PAGE,
-            page_table=self.table,
-            prefix_lens=torch.tensor([prefix], dtype=torch.int32),
-            q_indptr=torch.tensor([0, len(tokens)], dtype=torch.int32),
-            tree_mask=None if masks is None else torch.tensor(masks),
+            attention=AttentionInputs(
+                page_table=self.table,
+                prefix_lens=torch.tensor([prefix], dtype=torch.int32),
+                q_indptr=torch.tensor([0, len(tokens)], dtype=torch.int32),
+                tree_mask=None if masks is None else torch.tensor(masks),
+            ),
         )
 
 
@@ -175,10 +178,12 @@ def test_the_target_s_states(pair: tuple[reference.Head, Head], target: LlamaFor
         token_ids=tokens,
         positions=torch.arange(LENGTH),
         slots=PAGE + torch.arange(LENGTH),
-        page_table=torch.arange(1, pages + 1, dtype=torch.int32)[None],
-        prefix_lens=torch.zeros(1, dtype=torch.int32),
-        q_indptr=torch.tensor([0, LENGTH], dtype=torch.int32),
-        tree_mask=None,
+        attention=AttentionInputs(
+            page_table=torch.arange(1, pages + 1, dtype=torch.int32)[None],
+            prefix_lens=torch.zeros(1, dtype=torch.int32),
+            q_indptr=torch.tensor([0, LENGTH], dtype=torch.int32),
+            tree_mask=None,
+        ),
     )
     hidden, aux = decoder.forward(inputs, kv, head.aux_layers)
     features = head.features(TargetHidden(hidden, tuple(aux)))

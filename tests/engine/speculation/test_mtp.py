@@ -16,14 +16,15 @@ from torch import Tensor
 from pilotfish_engine.contract.speculation import Envelope
 from pilotfish_engine.engine import check_vocabulary
 from pilotfish_engine.errors import CheckpointError, MethodError, UsageError
+from pilotfish_engine.kernels.inputs import AttentionInputs
 from pilotfish_engine.model import load, read_shape
 from pilotfish_engine.model.decoder import Decoder, new_kv_cache
+from pilotfish_engine.model.inputs import ForwardInputs, KVCache
 from pilotfish_engine.model.mtp import PredictionHead, find_heads, load_heads
 from pilotfish_engine.model.safetensors_checkpoint import SafetensorsFolder
 from pilotfish_engine.speculation import mtp, registry
 from pilotfish_engine.speculation.mtp import SingleHead
 from pilotfish_engine.speculation.proposer import Models, TargetHidden
-from pilotfish_engine.worker.inputs import ForwardInputs, KVCache
 from tests.engine.speculation.mtp_checkpoints import HIDDEN, KINDS, NUM_LAYERS, VOCAB, Reference
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the reference library's own
@@ -84,10 +85,12 @@ class Loaded:
             token_ids=token_ids,
             positions=at,
             slots=table[at // PAGE].long() * PAGE + at % PAGE,
-            page_table=table.unsqueeze(0),
-            prefix_lens=torch.tensor([start], dtype=torch.int32),
-            q_indptr=torch.tensor([0, len(token_ids)], dtype=torch.int32),
-            tree_mask=None,
+            attention=AttentionInputs(
+                page_table=table.unsqueeze(0),
+                prefix_lens=torch.tensor([start], dtype=torch.int32),
+                q_indptr=torch.tensor([0, len(token_ids)], dtype=torch.int32),
+                tree_mask=None,
+            ),
         )
 
 

@@ -13,17 +13,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from pilotfish_engine.batch.state import RequestState
 from pilotfish_engine.contract.speculation import PLAIN, Settings
 from pilotfish_engine.kernels import reference
 from pilotfish_engine.messages import SamplingParams
 from pilotfish_engine.model.decoder import Decoder
+from pilotfish_engine.model.inputs import ForwardInputs, KVCache
 from pilotfish_engine.speculation.multilayer_mtp import MultiLayerProposer
 from pilotfish_engine.speculation.proposer import TargetHidden
 from pilotfish_engine.speculation.unread import CATCH_UP
 from pilotfish_engine.speculation.verify import Verdict
 from pilotfish_engine.types import Admission, Chunk
-from pilotfish_engine.worker.inputs import ForwardInputs, KVCache
-from pilotfish_engine.worker.state import RequestState
 
 VOCAB, HIDDEN, ROWS, PAGE, MAX_LEN = 50, 8, 3, 4, 120
 TURN = torch.arange(MAX_LEN + 20, dtype=torch.float64).unsqueeze(1) * torch.tensor([0.3, 0.01, 1.0, 0.1, 2.0, 0, 0, 0])
@@ -71,7 +71,7 @@ class PagedHead:
         kv.k[index].index_copy_(0, inputs.slots, (x @ w.key.T * turn).unsqueeze(1))
         kv.v[index].index_copy_(0, inputs.slots, (x @ w.value.T).unsqueeze(1))
         q = (x @ w.query.T * turn).unsqueeze(1)
-        attended = reference.paged_attention(q, kv.k[index], kv.v[index], kv.page_size, inputs, 1.0)
+        attended = reference.paged_attention(q, kv.k[index], kv.v[index], kv.page_size, inputs.attention, 1.0)
         return torch.tanh(attended.squeeze(1) + x @ w.out.T)
 
 

@@ -11,12 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pilotfish_engine.batch.state import RequestState
 from pilotfish_engine.contract.speculation import Settings
 from pilotfish_engine.speculation import ngram_corpus
 from pilotfish_engine.speculation.ngram import NgramProposer
 from pilotfish_engine.speculation.ngram_matcher import MAX_MATCHES, MAX_NGRAM, MIN_NGRAM, Corpus
 from pilotfish_engine.speculation.tree import ABSENT, Candidates
-from pilotfish_engine.worker.state import RequestState
 
 Match = tuple[int, Fraction, list[int]]  # the common context, the weight, what follows
 CPU = torch.device("cpu")

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from pilotfish_engine.distributed.collectives import Ranks
 from pilotfish_engine.errors import UsageError
-from pilotfish_engine.model.parallel import Ranks
 from pilotfish_engine.train.answers import AnswerFile
 from pilotfish_engine.train.learning import Lesson
 from pilotfish_engine.train.preparing import begin, gather, survey

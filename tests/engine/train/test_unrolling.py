@@ -11,8 +11,10 @@ from torch import Tensor
 from pilotfish_engine.config import CapacityConfig, EngineConfig, ModelConfig, SpeculationConfig
 from pilotfish_engine.contract.speculation import CostProfile, Envelope, Settings
 from pilotfish_engine.engine import assemble, schedule
+from pilotfish_engine.kernels.inputs import AttentionInputs
 from pilotfish_engine.messages import SamplingParams, Submit
 from pilotfish_engine.model import Decoder, load
+from pilotfish_engine.model.inputs import ForwardInputs
 from pilotfish_engine.train.head import HeadSizes, TrainedHead, initialise
 from pilotfish_engine.train.learning import _matched
 from pilotfish_engine.train.memory import Memory
@@ -20,7 +22,6 @@ from pilotfish_engine.train.publish import publish
 from pilotfish_engine.train.sequences import Answered
 from pilotfish_engine.train.teacher import Teacher
 from pilotfish_engine.train.vocabulary import DraftVocabulary, choose
-from pilotfish_engine.worker.inputs import ForwardInputs
 from tests.engine.model.tiny import MODELS, VARIANTS
 from tests.engine.train.tiny import HIDDEN
 
@@ -34,10 +35,12 @@ def paged(decoder: Decoder, tokens: Tensor, aux_layers: tuple[int, ...]) -> tupl
         token_ids=tokens,
         positions=torch.arange(len(tokens)),
         slots=PAGE + torch.arange(len(tokens)),
-        page_table=torch.arange(1, pages + 1, dtype=torch.int32)[None],
-        prefix_lens=torch.zeros(1, dtype=torch.int32),
-        q_indptr=torch.tensor([0, len(tokens)], dtype=torch.int32),
-        tree_mask=None,
+        attention=AttentionInputs(
+            page_table=torch.arange(1, pages + 1, dtype=torch.int32)[None],
+            prefix_lens=torch.zeros(1, dtype=torch.int32),
+            q_indptr=torch.tensor([0, len(tokens)], dtype=torch.int32),
+            tree_mask=None,
+        ),
     )
     hidden, aux = decoder.forward(inputs, decoder.new_kv_cache(pages, PAGE), aux_layers)
     return hidden, torch.cat(aux, dim=-1)

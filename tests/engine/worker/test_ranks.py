@@ -19,10 +19,12 @@ from transformers import LlamaForCausalLM
 
 from pilotfish_engine.config import CapacityConfig, EngineConfig, ModelConfig
 from pilotfish_engine.contract.speculation import PLAIN, Settings
+from pilotfish_engine.distributed.collectives import check_devices
+from pilotfish_engine.distributed.followers import Followers
 from pilotfish_engine.errors import UsageError
 from pilotfish_engine.group import build
 from pilotfish_engine.types import Batch, ForwardMode, Read
-from pilotfish_engine.worker import ranks
+from pilotfish_engine.worker.leader import Leader
 from pilotfish_engine.worker.target import TargetWorker
 from tests.engine.model.tiny import llama
 from tests.engine.server.killing import kill_within_a_stream
@@ -146,8 +148,8 @@ class Failing:
 def test_a_step_that_fails_on_rank_0_ends_the_group():
     """The others are in the middle of the same step."""
     said: list[str] = []
-    followers = ranks.Followers(1, (), said.append)
-    leader = ranks.Leader(cast(TargetWorker, Failing()), followers)
+    followers = Followers(1, (), said.append)
+    leader = Leader(cast(TargetWorker, Failing()), followers)
     with pytest.raises(IndexError):
         leader.launch(Batch(ForwardMode.DECODE, rows=[0]))
     assert said == ["rank 0 failed in a step (IndexError: no such row), and the engine with it"]
@@ -158,6 +160,6 @@ def test_a_step_that_fails_on_rank_0_ends_the_group():
 def test_more_ranks_than_gpus_are_refused(monkeypatch, found, sentence):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: found)
-    ranks.check_devices(found)
+    check_devices(found)
     with pytest.raises(UsageError, match=sentence):
-        ranks.check_devices(4)
+        check_devices(4)

@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from pilotfish_engine.distributed.collectives import Ranks
 from pilotfish_engine.errors import UsageError
 from pilotfish_engine.model.loading import load, read_shape
-from pilotfish_engine.model.parallel import Ranks, divide
+from pilotfish_engine.model.parallel import divide
 from tests.engine.model.paging import Paged, Piece
 from tests.engine.model.tiny import MODELS, deepseek_v3, llama
 
@@ -57,13 +58,13 @@ class Thread(Ranks):
         super().__init__(rank, meeting.size, CPU)
         self._meeting = meeting
 
-    def sum(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Tensor) -> Tensor:
         return x.copy_(torch.stack(self._meeting.show(self.rank, x)).sum(dim=0))
 
-    def gather(self, x: Tensor) -> Tensor:
+    def all_gather(self, x: Tensor) -> Tensor:
         return torch.stack(self._meeting.show(self.rank, x))
 
-    def agree(self, x: Tensor) -> Tensor:
+    def broadcast(self, x: Tensor) -> Tensor:
         return self._meeting.show(self.rank, x)[0]
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pilotfish_engine.kernels import reference
 from pilotfish_engine.kernels.cuda.tensors import check
-from pilotfish_engine.worker.inputs import ForwardInputs
+from pilotfish_engine.kernels.inputs import AttentionInputs
 
 MAX_DIM = 256  # of a head; the products take at least 16 of each side, so less is padded
 MAX_GROUP = 64  # query heads for a KV head
@@ -256,7 +256,7 @@ def paged_attention(
     k_cache: Tensor,
     v_cache: Tensor,
     page_size: int,
-    inputs: ForwardInputs,
+    inputs: AttentionInputs,
     scale: float,
     window: int | None,
 ) -> Tensor:
@@ -281,7 +281,8 @@ def paged_attention(
     out = torch.empty_like(q)
     if tokens == 0:
         return out
-    cut = tiling(tokens, requests, group, kv_heads, dim, max_pages * page_size, q.dtype is torch.float32)
+    shapes = (tokens, requests, group, kv_heads, dim, max_pages * page_size, q.dtype is torch.float32)
+    cut = inputs.plan((tiling, *shapes), lambda: tiling(*shapes))
     width = max(16, triton.next_power_of_2(dim))
     is_split = cut.splits > 1
     parts = q.new_empty((tokens, heads, cut.splits, dim), dtype=torch.float32) if is_split else None

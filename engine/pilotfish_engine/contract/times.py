@@ -126,7 +126,8 @@ class _Place:
 
     def factor(self, settings: Settings, expected_ms: float) -> float:
         own = self._own.get(settings)
-        return 1 + self._common + (self._between(expected_ms) if own is None else own.difference)
+        # corrections that were learnt of other settings may add up to less than nothing
+        return max(1 / _CLIP, 1 + self._common + (self._between(expected_ms) if own is None else own.difference))
 
     def _between(self, expected_ms: float) -> float:
         """The difference of settings that never ran, by those that did."""

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pilotfish_engine.contract.controller import Controller
 from pilotfish_engine.contract.goodput import (
     Acceptance,
     candidates,
@@ -16,7 +17,6 @@ from pilotfish_engine.contract.goodput import (
     spec_step_ms,
 )
 from pilotfish_engine.contract.speculation import PLAIN, CostProfile, Envelope, Settings
-from pilotfish_engine.speculation.controller import Controller
 
 CONTEXT = 500  # tokens of each request
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from pilotfish_engine.contract.goodput import spec_step_ms
 from pilotfish_engine.contract.speculation import PLAIN, Settings
-from pilotfish_engine.speculation.times import MeasuredCosts
-from tests.engine.speculation.synthetic import H200
+from pilotfish_engine.contract.times import MeasuredCosts
+from tests.contract.synthetic import H200
 
 CHAINS = [PLAIN, *(Settings(num_steps=k, topk=1, num_draft_tokens=k + 1) for k in range(1, 6))]
 BATCH, CONTEXT = 16, 8000

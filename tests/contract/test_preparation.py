@@ -1,7 +1,7 @@
 """What has to be recorded first waits until waiting has cost as much."""
 
+from pilotfish_engine.contract.preparation import Preparation, ready
 from pilotfish_engine.contract.speculation import PLAIN, Settings
-from pilotfish_engine.speculation.preparation import Preparation, ready
 
 K1, K3 = (Settings(num_steps=k, topk=1, num_draft_tokens=k + 1) for k in (1, 3))
 RATES = {PLAIN: 100.0, K1: 150.0, K3: 200.0}

@@ -2,8 +2,8 @@
 
 import pytest
 
+from pilotfish_engine.contract.probes import MAX_PROBE_STEPS, PROBE_SHARE, Probes, Prospect
 from pilotfish_engine.contract.speculation import PLAIN, Settings
-from pilotfish_engine.speculation.probes import MAX_PROBE_STEPS, PROBE_SHARE, Probes, Prospect
 
 CHAINS = [Settings(num_steps=k, topk=1, num_draft_tokens=k + 1) for k in (1, 3)]
 MS = {PLAIN: 10.0, CHAINS[0]: 12.0, CHAINS[1]: 20.0}

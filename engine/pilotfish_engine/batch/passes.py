@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pilotfish_engine.batch.state import RequestState
+from pilotfish_engine.kernels.inputs import AttentionInputs
+from pilotfish_engine.model.inputs import ForwardInputs
 from pilotfish_engine.model.memory import put
-from pilotfish_engine.worker.inputs import ForwardInputs
-from pilotfish_engine.worker.state import RequestState
 
 
 def over_spans(
@@ -28,16 +29,18 @@ def over_spans(
         token_ids=state.tokens[row_of, at + shift],
         positions=at,
         slots=state.slots(row_of, at.unsqueeze(1)).squeeze(1),
-        page_table=state.page_table[rows],
-        prefix_lens=put(begins, torch.int32, device),
-        q_indptr=put([0, *counts], torch.int32, device).cumsum(0, dtype=torch.int32),
-        tree_mask=None,
+        attention=AttentionInputs(
+            page_table=state.page_table[rows],
+            prefix_lens=put(begins, torch.int32, device),
+            q_indptr=put([0, *counts], torch.int32, device).cumsum(0, dtype=torch.int32),
+            tree_mask=None,
+        ),
     )
 
 
 def last_places(inputs: ForwardInputs) -> Tensor:
     """int64 [B]: the place of each request's last token in the pass."""
-    return (inputs.q_indptr[1:] - 1).to(torch.int64)
+    return (inputs.attention.q_indptr[1:] - 1).to(torch.int64)
 
 
 def padded_rows(state: RequestState, rows: Tensor, start: Tensor, counts: Tensor, width: int) -> tuple[Tensor, ...]:
@@ -59,11 +62,13 @@ def over_padded_rows(
         token_ids=state.tokens[rows.unsqueeze(1), positions + shift].flatten(),
         positions=positions.flatten(),
         slots=slots.flatten(),
-        page_table=state.page_table[rows],
-        prefix_lens=start.to(torch.int32),
-        q_indptr=torch.arange(0, (batch + 1) * width, width, dtype=torch.int32, device=rows.device),
-        # causal, but that padding sees none of the rows past the last real one, which were never written
-        tree_mask=torch.where(real, (2 << offset) - 1, 0).flatten(),
+        attention=AttentionInputs(
+            page_table=state.page_table[rows],
+            prefix_lens=start.to(torch.int32),
+            q_indptr=torch.arange(0, (batch + 1) * width, width, dtype=torch.int32, device=rows.device),
+            # causal, but that padding sees none of the rows past the last real one, which were never written
+            tree_mask=torch.where(real, (2 << offset) - 1, 0).flatten(),
+        ),
     )
 
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pilotfish_engine.contract.acceptance import AcceptanceEstimate
+from pilotfish_engine.contract.controller import DECIDE_EVERY, Controller
 from pilotfish_engine.contract.goodput import Acceptance, candidates, expected_yield, plain_step_ms, spec_step_ms
+from pilotfish_engine.contract.probes import PROBE_SHARE
 from pilotfish_engine.contract.speculation import PLAIN, CostProfile, Envelope, Settings
-from pilotfish_engine.speculation.acceptance import AcceptanceEstimate
-from pilotfish_engine.speculation.controller import DECIDE_EVERY, Controller
-from pilotfish_engine.speculation.probes import PROBE_SHARE
-from tests.engine.speculation.synthetic import (
+from tests.contract.synthetic import (
     CONTEXT,
     CPU_NGRAM,
     H200,

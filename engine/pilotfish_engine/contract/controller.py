@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pilotfish_engine.contract.acceptance import AcceptanceEstimate
 from pilotfish_engine.contract.goodput import (
     Choice,
     best,
@@ -21,11 +22,10 @@ from pilotfish_engine.contract.goodput import (
     expected_yield,
     spec_rate,
 )
+from pilotfish_engine.contract.preparation import Preparation, Preparing, ready
+from pilotfish_engine.contract.probes import Probes, Prospect
 from pilotfish_engine.contract.speculation import PLAIN, CostProfile, Effective, Envelope, Settings
-from pilotfish_engine.speculation.acceptance import AcceptanceEstimate
-from pilotfish_engine.speculation.preparation import Preparation, Preparing, ready
-from pilotfish_engine.speculation.probes import Probes, Prospect
-from pilotfish_engine.speculation.times import MeasuredCosts
+from pilotfish_engine.contract.times import MeasuredCosts
 
 DECIDE_EVERY = 8
 DECIDE_MS = 25.0  # a decision takes some tenths of a millisecond: so it is made every that often at most,

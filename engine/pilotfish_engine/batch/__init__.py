@@ -1,0 +1,1 @@
+"""Holds the running requests: rows, the state of each, and the passes over its known tokens. Knows no method."""
