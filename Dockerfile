@@ -17,9 +17,8 @@ WORKDIR /src
 RUN command -v g++ && python3 -m venv --help >/dev/null && python3-config --includes \
     || { apt-get update && apt-get install -y --no-install-recommends g++ python3-dev python3-venv \
          && rm -rf /var/lib/apt/lists/*; }
-COPY requirements/build.txt requirements/operator.txt requirements/
+COPY requirements/operator.txt requirements/
 RUN python3 -m venv /opt/pilotfish \
-    && /opt/pilotfish/bin/pip install --no-cache-dir --require-hashes -r requirements/build.txt \
     && /opt/pilotfish/bin/pip install --no-cache-dir --require-hashes -r requirements/operator.txt
 COPY pyproject.toml setup.py README.md LICENSE ./
 COPY engine engine
@@ -36,16 +35,15 @@ ENV PATH=/opt/pilotfish/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER 65532:65532
 ENTRYPOINT ["pilotfish-operator"]
 
-# ---- engine: kernels are compiled here, not in a starting pod -------------------------------------------------------
+# ---- engine: no kopf; kernels are compiled here, not in a starting pod ------------------------------------------------
 FROM ${ENGINE_IMAGE} AS engine-build
 ARG ENGINE_REQUIREMENTS
 WORKDIR /src
 RUN command -v g++ && python3 -m venv --help >/dev/null && python3-config --includes \
     || { apt-get update && apt-get install -y --no-install-recommends g++ python3-dev python3-venv \
          && rm -rf /var/lib/apt/lists/*; }
-COPY requirements/build.txt requirements/${ENGINE_REQUIREMENTS}.txt requirements/
+COPY requirements/${ENGINE_REQUIREMENTS}.txt requirements/
 RUN python3 -m venv /opt/pilotfish \
-    && /opt/pilotfish/bin/pip install --no-cache-dir --require-hashes -r requirements/build.txt \
     && /opt/pilotfish/bin/pip install --no-cache-dir --require-hashes -r requirements/${ENGINE_REQUIREMENTS}.txt
 COPY pyproject.toml setup.py README.md LICENSE ./
 COPY engine engine

@@ -92,13 +92,12 @@ lock: $(ENVIRONMENT)  ## pin the newest versions that pyproject.toml allows (UPG
 	  $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-index-url \
 	    --custom-compile-command "make lock" $(if $(UPGRADE),--upgrade) "$$@" -o "$$out"; }; \
 	compile tools --group pyproject.toml:tools; \
-	compile build --group pyproject.toml:build; \
 	compile go --group pyproject.toml:go; \
 	compile data --no-deps --group pyproject.toml:data; \
-	compile operator pyproject.toml; \
-	compile engine pyproject.toml --extra engine; \
-	compile cuda pyproject.toml --extra engine --extra cuda; \
-	compile dev pyproject.toml --extra engine --extra train --extra dev --group pyproject.toml:build; \
+	compile operator pyproject.toml --extra operator --group pyproject.toml:build; \
+	compile engine pyproject.toml --extra engine --group pyproject.toml:build; \
+	compile cuda pyproject.toml --extra engine --extra cuda --group pyproject.toml:build; \
+	compile dev pyproject.toml --extra operator --extra engine --extra train --extra dev --group pyproject.toml:build; \
 	for client in requirements/clients/*.in; do compile clients/$$(basename $$client .in) $$client; done
 
 clean: down  ## remove what was built here (.work keeps nothing worth keeping)

@@ -262,26 +262,10 @@ async def run(settings: Config) -> None:
             await api.close()
 
 
-def _in_one_line(record: logging.LogRecord) -> bool:
-    """kopf shows the stack of every lost connection; its message says as much."""
-    if record.name.startswith("kopf"):
-        record.exc_info = record.exc_text = None
-    return True
-
-
 def _set_up_logs(level: str) -> None:
+    """kopf tells of each lost watch, each time and with its stack; lists, queue and lease say it once."""
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(_in_one_line)
-    quiet = {
-        "kopf": logging.WARNING,
-        "kopf._cogs.clients": logging.CRITICAL,  # each lost watch, each time; queue and lease say it once
-        "kopf._core.reactor.running": logging.ERROR,  # it misses signals, which are ours
-        "httpx": logging.WARNING,
-        "httpcore": logging.WARNING,
-    }
-    for name, least in quiet.items():
-        logging.getLogger(name).setLevel(least)
+    logging.getLogger("kopf").setLevel(logging.DEBUG if level == "DEBUG" else logging.CRITICAL)
 
 
 def main() -> None:

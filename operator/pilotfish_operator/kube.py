@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-from kubernetes_asyncio import client, config
+from kubernetes.aio import client, config
 
 from pilotfish_operator.config import ClusterAccess
 from pilotfish_operator.kinds import MANAGER, Kind
@@ -128,7 +128,7 @@ async def configuration(access: ClusterAccess) -> client.Configuration:
         target.api_key["BearerToken"] = f"Bearer {token()}"
 
     result.host, result.ssl_ca_cert = access.server, os.path.join(access.folder, "ca.crt")
-    result.refresh_api_key_hook = refresh
+    result.refresh_api_key_hook = refresh  # type: ignore[assignment]  # declared as None
     refresh(result)
     return result
 
@@ -141,6 +141,14 @@ async def credentials(access: ClusterAccess) -> Credentials:
     return Credentials(
         found.host or "", found.ssl_ca_cert, bearer, found.cert_file, found.key_file, not found.verify_ssl
     )
+
+
+def _object(text: str, asked: str) -> Object:
+    """An answer's JSON object. Raises Unavailable: what is between us and the API server answers in HTML."""
+    with contextlib.suppress(ValueError):
+        if isinstance(found := json.loads(text), dict):
+            return found
+    raise Unavailable(0, f"{asked} was answered with what is no JSON object: {text.strip()[:200]!r}")
 
 
 class Kube:
@@ -206,22 +214,16 @@ class Kube:
         content: str = "application/json",
         timeout: float = TIMEOUT,
     ) -> Object:
+        headers = {"Accept": "application/json", "Content-Type": content}
         try:
-            answer = await self._api.call_api(
-                path,
-                method,
-                query_params=query or [],
-                body=body,
-                auth_settings=["BearerToken"],
-                header_params={"Accept": "application/json", "Content-Type": content},
-                response_types_map={200: "object", 201: "object", 202: "object"},
-                _return_http_data_only=True,
-                _request_timeout=timeout,
+            _, url, headers, text, _ = await self._api.param_serialize(
+                method, path, query_params=query or [], header_params=headers, body=body, auth_settings=["BearerToken"]
             )
-        except client.ApiException as problem:
-            said = problem.body.decode(errors="replace") if isinstance(problem.body, bytes) else problem.body
-            raise error(problem.status or 0, said or problem.reason or "", problem.headers) from problem
+            within = aiohttp.ClientTimeout(total=timeout)
+            answer = await self._api.call_api(method, url, headers, text, _request_timeout=within)
+            said = (await answer.read()).decode(errors="replace")
         except (aiohttp.ClientError, OSError, TimeoutError) as problem:
-            raise Unavailable(0, f"{method} {path}: {problem or type(problem).__name__}") from problem
-        assert isinstance(answer, dict)
-        return answer
+            raise Unavailable(0, f"{method} {path}: {str(problem) or type(problem).__name__}") from problem
+        if not 200 <= answer.status < 300:
+            raise error(answer.status, said or answer.reason or "", answer.headers)
+        return _object(said, f"{method} {path}")

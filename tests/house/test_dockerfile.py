@@ -91,10 +91,9 @@ def test_nothing_secret_goes_in(stage: Stage) -> None:
             assert not re.search(r"(^|\s)\.\s", step.text), "copy what is needed by name"
 
 
-def test_the_operator_has_no_torch() -> None:
+def test_each_image_has_the_pins_of_its_half() -> None:
+    """What these hold is compared by test_dependencies."""
     assert not any("engine.txt" in step.text or "REQUIREMENTS" in step.text for step in STAGES["operator-build"].steps)
-    pinned = (ROOT / "requirements/operator.txt").read_text()
-    assert not re.search(r"^(torch|numpy|triton|transformers)==", pinned, re.M)
 
 
 def test_only_what_is_copied_is_sent_to_the_builder() -> None:

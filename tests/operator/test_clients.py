@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
-import httpx
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from pilotfish_engine.contract.speculation import Envelope
 from pilotfish_operator import kube
@@ -14,6 +17,28 @@ from pilotfish_operator.config import ClusterAccess, cluster_access, resolve
 from pilotfish_operator.engines import EngineError, Engines, EnvelopeRefused
 from pilotfish_operator.kinds import PODS
 from tests.operator.engines import FakeEngine, report
+
+
+@contextlib.asynccontextmanager
+async def answering(status: int, text: str) -> AsyncIterator[int]:
+    """The port of a server that says the same to everybody."""
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(status=status, text=text)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with TestServer(app) as server:
+        assert server.port
+        yield server.port
+
+
+async def to(server: str, folder: Path) -> kube.Kube:
+    """A client with a token and no certificates."""
+    (folder / "token").write_text("t")
+    settings = await kube.configuration(ClusterAccess(server, str(folder), None))
+    settings.ssl_ca_cert = None
+    return kube.Kube(settings)
 
 
 @pytest.mark.parametrize(
@@ -29,13 +54,8 @@ def test_each_refusal_has_its_type(status: int, kind: type[kube.KubeError]) -> N
 
 
 async def test_no_connection_is_unavailable(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("t")
-    (tmp_path / "ca.crt").write_text("")
-    access = ClusterAccess("http://127.0.0.1:1", str(tmp_path), None)
-    settings = await kube.configuration(access)
-    settings.ssl_ca_cert = None
-    api = kube.Kube(settings)
-    with pytest.raises(kube.Unavailable):
+    api = await to("http://127.0.0.1:1", tmp_path)
+    with pytest.raises(kube.Unavailable, match="GET /api/v1/namespaces/ns/pods/a: "):
         await api.get(PODS, "ns", "a")
     await api.close()
 
@@ -93,17 +113,24 @@ async def test_a_report_and_a_put_over_real_http() -> None:
     ],
 )
 async def test_anything_but_a_report_is_an_error(status: int, body: str, sentence: str) -> None:
-    transport = httpx.MockTransport(lambda request: httpx.Response(status, text=body))
-    async with Engines(transport) as engines:
+    async with answering(status, body) as port, Engines() as engines:
         with pytest.raises(EngineError, match=sentence):
-            await engines.report("127.0.0.1", 8000, "t")
+            await engines.report("127.0.0.1", port, "t")
 
 
 async def test_a_newer_engine_may_say_more() -> None:
     text = report().model_dump_json()[:-1] + ', "novelty": 1}'
-    transport = httpx.MockTransport(lambda request: httpx.Response(200, text=text))
-    async with Engines(transport) as engines:
-        assert await engines.report("127.0.0.1", 8000, "t") == report()
+    async with answering(200, text) as port, Engines() as engines:
+        assert await engines.report("127.0.0.1", port, "t") == report()
+
+
+@pytest.mark.parametrize("text", ["<html>somebody between</html>", "[]", ""])
+async def test_an_answer_that_is_no_object_is_not_the_api_servers(text: str, tmp_path: Path) -> None:
+    async with answering(200, text) as port:
+        api = await to(f"http://127.0.0.1:{port}", tmp_path)
+        with pytest.raises(kube.Unavailable, match="no JSON object"):
+            await api.get(PODS, "ns", "a")
+        await api.close()
 
 
 def test_only_the_fields_of_a_manifest_count_of_a_live_object() -> None:
