@@ -114,7 +114,6 @@ def run(config: EngineConfig, endpoint: str, build: Build, say: Say) -> int:
             messages.CoreReady(
                 max_model_len=limits.max_model_len,
                 max_running_requests=limits.max_running_requests,
-                kv_tokens=limits.num_pages * limits.page_size,
                 method=core.method,
                 vocab_size=limits.vocab_size,
                 memory_sum=limits.memory_sum,

@@ -71,7 +71,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A tokenised request. The prompt has 1 … max_model_len − 1 tokens (checked in the HTTP process). Of those that
+    """A tokenised request. The prompt has 1 … max_model_len tokens (checked in the HTTP process). Of those that
     wait, the lowest `priority` is admitted first, and the one that came first among equals."""
 
     request_id: str
@@ -153,7 +153,6 @@ class CoreReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     max_model_len: int
     max_running_requests: int
-    kv_tokens: int
     method: str
     vocab_size: int | None = None
     memory_sum: str = ""

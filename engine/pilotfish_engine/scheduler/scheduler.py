@@ -79,7 +79,7 @@ class Scheduler:
         return f"{self._failed_steps} steps in a row failed, the last one with: {self._last_failure}"
 
     def submit(self, submit: Submit) -> None:
-        """The prompt has 1 … max_model_len − 1 tokens. A request that cannot ever fit is answered with an error."""
+        """The prompt has 1 … max_model_len tokens. A request that cannot ever fit is answered with an error."""
         self._tally.time(len(self._requests))
         limits, params = self.limits, submit.params
         request = Request(

@@ -55,8 +55,9 @@ class Api:
         service.check_model(body.model)
         check_choices(len(body.prompt), n)
         many = len(body.prompt) > 1
+        longest = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
         prompts = [
-            await service.encode(prompt, f"prompt[{index}]" if many else "prompt")
+            await service.encode(prompt, f"prompt[{index}]" if many else "prompt", answered=longest > 0)
             for index, prompt in enumerate(body.prompt)
         ]
         tokenizer, _ = service.loaded()
@@ -67,7 +68,6 @@ class Api:
             for _ in range(n)
         ]
         shape = shapes.Completion(None if body.alternatives is None else tokenizer, echoes)
-        longest = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
         generation = _start(service, body, prompts, longest, _plainly(body))
         return await self._answer(body, request, generation, shape)
 
@@ -129,8 +129,8 @@ async def start_chat(service: Service, body: ChatRequest) -> Generation:
     service.check_model(body.model)
     text = await service.render_chat(body.messages, body.offered_tools, body.variables)
     reading = read_chat(body, service.formats(tools=bool(body.offered_tools)), text)
-    prompt = await service.encode_rendered(text)
     longest = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    prompt = await service.encode_rendered(text, answered=longest != 0)
     return _start(service, body, [prompt], longest, reading)
 
 
@@ -138,8 +138,8 @@ def _start(
     service: Service, body: Generate, prompts: list[list[int]], longest: int | None, reading: Reading
 ) -> Generation:
     """longest: tokens of each answer; None: what the context leaves beside its prompt."""
-    tokenizer, limits = service.loaded()
-    rooms = [limits.max_model_len - len(prompt) for prompt in prompts]
+    tokenizer, _ = service.loaded()
+    rooms = [service.context - len(prompt) for prompt in prompts]
     params = [
         sampling_params(
             body, room if longest is None else min(longest, room), service.vocab_size, reading.grammar, reading.visible

@@ -259,12 +259,12 @@ def sampling_params(
     )
 
 
-def check_prompt(prompt: Sequence[int], context: int, vocab_size: int, field: str) -> None:
-    """Raises Invalid when the model cannot take this prompt and answer with at least one token."""
+def check_prompt(prompt: Sequence[int], context: int, answered: bool, vocab_size: int, field: str) -> None:
+    """Raises Invalid when the model cannot take this prompt and, where it is answered, one token more."""
     if not prompt:
         raise Invalid(f"{field} is empty; at least one token would work", field)
-    if len(prompt) >= context:
-        raise too_long(field, f"has {len(prompt)} tokens", context)
+    if len(prompt) > context - answered:
+        raise too_long(field, f"has {len(prompt)} tokens", context, answered)
     check_tokens(prompt, vocab_size, field)
 
 
@@ -274,11 +274,12 @@ def check_tokens(token_ids: Sequence[int], vocab_size: int, field: str) -> None:
         raise Invalid(f"{field} has the token id {worst}; ids from 0 to {vocab_size - 1} would work", field)
 
 
-def too_long(field: str, what: str, context: int) -> Invalid:
+def too_long(field: str, what: str, context: int, answered: bool) -> Invalid:
     """In words that clients know this error by, when they do not read its code."""
+    share = ", one of them for the answer" if answered else ""
     return Invalid(
-        f"{field} {what}: the prompt is too long. This model's maximum context length is {context} tokens, one of them "
-        f"for the answer; at most {context - 1} would work",
+        f"{field} {what}: the prompt is too long. This model's maximum context length is {context} tokens{share}; at "
+        f"most {context - answered} would work",
         field,
         code="context_length_exceeded",
     )

@@ -98,10 +98,11 @@ class Service:
             self.metrics.ignored_fields.labels(name if name in OFTEN_IGNORED else "other").inc()
         return header(paths)
 
+    @property
     def context(self) -> int:
         """Tokens that one prompt and its answer may have together."""
         _, limits = self.loaded()
-        return min(limits.max_model_len, limits.kv_tokens)
+        return limits.max_model_len
 
     @property
     def vocab_size(self) -> int:
@@ -109,11 +110,11 @@ class Service:
         tokenizer, limits = self.loaded()
         return tokenizer.vocab_size if limits.vocab_size is None else limits.vocab_size
 
-    async def encode(self, prompt: str | list[int], field: str) -> list[int]:
-        """Raises Invalid when the model cannot take it."""
+    async def encode(self, prompt: str | list[int], field: str, *, answered: bool = True) -> list[int]:
+        """Raises Invalid when the model cannot take it. answered: by one token at least."""
         if isinstance(prompt, str):
             prompt = await self.tokens_of(prompt, field, add_special_tokens=True)
-        check_prompt(prompt, self.context(), self.vocab_size, field)
+        check_prompt(prompt, self.context, answered, self.vocab_size, field)
         return prompt
 
     def formats(self, *, tools: bool) -> Formats:
@@ -142,18 +143,17 @@ class Service:
         except TemplateError as error:
             raise Invalid(f"messages: {error}", "messages") from error
 
-    async def encode_rendered(self, text: str) -> list[int]:
-        """Raises Invalid when the model cannot take the prompt."""
+    async def encode_rendered(self, text: str, *, answered: bool = True) -> list[int]:
+        """As `encode`, of a chat."""
         prompt = await self.tokens_of(text, "messages", add_special_tokens=False)
-        check_prompt(prompt, self.context(), self.vocab_size, "messages")
+        check_prompt(prompt, self.context, answered, self.vocab_size, "messages")
         return prompt
 
     async def tokens_of(self, text: str, field: str, *, add_special_tokens: bool) -> list[int]:
         """Raises Invalid for a text that cannot fit into the context, before it costs anything."""
         tokenizer, _ = self.loaded()
-        context = self.context()
-        if len(text) > context * tokenizer.longest_piece:  # too long however it is split
-            raise too_long(field, f"has {len(text)} characters", context)
+        if len(text) > self.context * tokenizer.longest_piece:  # too long however it is split
+            raise too_long(field, f"has {len(text)} characters", self.context, answered=True)
         if len(text) <= _INLINE_CHARACTERS:
             return tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)

@@ -262,6 +262,31 @@ def test_an_echo_s_log_probabilities_are_those_of_the_whole_text(letter_model: S
                 assert "bytes:" in token or choice["text"][offset : offset + len(token)] == token
 
 
+def test_a_prompt_that_fills_the_context_is_scored(letter_model: Served) -> None:
+    """A list of prompts, as tokens and as a text, of which nothing is wanted but their scores: the longest leaves no
+    room for an answer. With one token wanted it is refused by its place in the list."""
+    served = letter_model
+    text = "the ab in " * 400
+    full = served.tokenizer.encode(text)[: letters.MAX_MODEL_LEN]
+    prompts = [full, PROMPT, full[:-1], served.tokenizer.decode(full)]
+    assert served.tokenizer.encode(prompts[3]) == full
+    body = {"model": NAME, "prompt": prompts, "max_tokens": 0, "echo": True, "logprobs": 0}
+    with served.engine.http as client:
+        answer = client.post("/v1/completions", json=body).json()
+        refused = client.post("/v1/completions", json=body | {"max_tokens": 1}).json()["error"]
+        plain = client.post("/v1/completions", json=body | {"logprobs": None, "echo": False}).json()
+    assert [choice["text"] for choice in plain["choices"]] == [""] * 4
+    assert (refused["param"], refused["code"]) == ("prompt[0]", "context_length_exceeded")
+    total = 3 * len(full) - 1 + len(served.tokenizer.encode(PROMPT))
+    assert (answer["usage"]["completion_tokens"], answer["usage"]["total_tokens"]) == (0, total)
+    for prompt, choice in zip(prompts, answer["choices"], strict=True):
+        ids = served.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        scores = served.scores(ids[:1], ids[1:])
+        expected = [float(row[token]) for row, token in zip(scores, ids[1:], strict=True)]
+        assert choice["logprobs"]["token_logprobs"] == [None, *(pytest.approx(value, abs=1e-4) for value in expected)]
+        assert choice["text"] == served.tokenizer.decode(ids)
+
+
 def test_a_chat_s_log_probabilities_give_the_tokens_bytes(letter_model: Served) -> None:
     """Those of an ending token and of a stop string too, which the text has not."""
     served = letter_model

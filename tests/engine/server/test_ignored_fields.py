@@ -12,6 +12,7 @@ from openai.types.chat import ChatCompletionMessage
 
 from pilotfish_engine.server.bodies import ChatRequest, CompletionRequest
 from pilotfish_engine.server.body import Body, header
+from pilotfish_engine.server.responses.request import ResponsesRequest
 from tests.engine.server.parameters import CHATS, COMPLETIONS, MESSAGES, PROMPT
 from tests.engine.server.serving import NAME, Engine
 
@@ -27,10 +28,23 @@ CONVERSATION = [
         {"id": "a", "type": "function", "function": {"name": "wait", "arguments": "{}"}}]},
     {"role": "tool", "tool_call_id": "a", "content": "done"},
 ]  # fmt: skip
+ITEMS = [
+    {"role": "user", "content": "x"},
+    {"type": "message", "role": "assistant", "id": "m", "status": "completed", "content": [
+        {"type": "output_text", "text": "a", "annotations": [], "logprobs": []}, {"type": "refusal", "refusal": "no"}]},
+    {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "b"}]},
+    {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "b"}], "encrypted_content": "g"},
+    {"type": "function_call", "call_id": "c", "name": "wait", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "d"}]},
+]  # fmt: skip
+TOOL = {"type": "function", "name": "wait", "parameters": {"type": "object"}}
 BODIES: list[tuple[type[Body], dict[str, Any]]] = [
     *((ChatRequest, {"model": NAME, "messages": CONVERSATION} | body) for body in CHATS.values()),
     *((CompletionRequest, {"model": NAME, "prompt": PROMPT} | body) for body in COMPLETIONS.values()),
     (ChatRequest, {"model": NAME, "messages": MESSAGES, "stream": True, "stream_options": {"include_usage": True}}),
+    (ResponsesRequest, {"model": NAME, "input": ITEMS, "reasoning": {"effort": "low"}, "tools": [TOOL]}),
+    (ResponsesRequest, {"model": NAME, "input": "x", "text": {"format": {"type": "json_schema", "name": "a",
+        "schema": {"type": "object"}}}}),
 ]
 
 
@@ -67,6 +81,8 @@ def test_fields_that_nobody_knows_change_nothing_and_are_all_named(seed: int) ->
         if isinstance(read, ChatRequest) and isinstance(meant, ChatRequest):
             assert [m.for_template() for m in read.messages] == [m.for_template() for m in meant.messages]
             assert [t.for_template() for t in read.tools or []] == [t.for_template() for t in meant.tools or []]
+        if isinstance(read, ResponsesRequest) and isinstance(meant, ResponsesRequest):
+            assert read.as_chat() == meant.as_chat()
 
 
 def test_a_header_holds_no_more_than_it_should_whatever_the_names_are() -> None:

@@ -5,53 +5,66 @@ Knows nothing about the rest of a request.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from pilotfish_engine.server.body import Body, Unserved
 from pilotfish_engine.server.conversation import MAX_TOOLS, CalledFunction, Message, ToolCall
 from pilotfish_engine.server.responses.sealing import opened
-from pilotfish_engine.server.text import Text
+from pilotfish_engine.server.text import Text, well_formed
 
 MAX_ITEMS = 4095  # with the instructions they are as many messages as a chat may have
 
-# types of parts: the field in which they have their text
-_TEXTS: Mapping[str, str] = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
-_THOUGHTS: Mapping[str, str] = {"reasoning_text": "text", "summary_text": "text", "text": "text"}
+_SAID = ("input_text", "output_text", "text", "refusal")
+_THOUGHT = ("reasoning_text", "summary_text", "text")
 
 
-class Part(BaseModel):
-    """As a client sends it; other fields are left unread."""
+class Part(Body):
+    """A text of an item. annotations and logprobs belong to an answer's own text, and say nothing to a model."""
 
-    type: Literal["input_text", "output_text", "text", "refusal"]
-    text: str | None = None
-    refusal: str | None = None
+    unserved = Unserved(silent=frozenset({"annotations", "logprobs"}))
 
+    type: Literal["input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"]
+    text: Text | None = None
+    refusal: Text | None = None
 
-def _joined(value: Any, known: Mapping[str, str] = _TEXTS) -> Any:
-    """A text, or a list of parts with texts, which are joined."""
-    if not isinstance(value, list):
-        return value
-    texts: list[str] = []
-    for part in value:
-        kind = part.get("type") if isinstance(part, dict) else None
-        field = known.get(kind) if isinstance(kind, str) else None
-        if field is None or not isinstance(part.get(field), str):
-            what = f"a part of type {str(kind)[:40]!r}" if field is None else "a part without its text"
-            raise PydanticCustomError(
-                "parts", "{what} is not served; such of type {known} would work",
-                {"what": what, "known": ", ".join(known)},
-            )  # fmt: skip
-        texts.append(part[field])
-    return "".join(texts)
+    @property
+    def said(self) -> str | None:
+        return self.refusal if self.type == "refusal" else self.text
 
 
-Content = Annotated[
-    Text | None, BeforeValidator(lambda value: _joined(value), json_schema_input_type=str | list[Part] | None)
-]
+def _parts(value: Any) -> Any:
+    """A text, or a list of parts with texts."""
+    if isinstance(value, str):
+        return well_formed(value)
+    if value is not None and not isinstance(value, list):
+        raise PydanticCustomError("content", "a text or a list of parts with texts would work")
+    return None if value is None else [_part(part) for part in value]
+
+
+def _part(value: Any) -> Part:
+    kind = value.get("type") if isinstance(value, dict) else None
+    known = tuple(dict.fromkeys((*_SAID, *_THOUGHT)))
+    if not isinstance(kind, str) or kind not in known:
+        raise PydanticCustomError(
+            "parts",
+            "a part of type {kind} is not served; such of type {known} would work",
+            {"kind": repr(str(kind)[:40]), "known": ", ".join(known)},
+        )
+    if not isinstance(value.get("refusal" if kind == "refusal" else "text"), str):
+        raise PydanticCustomError("parts", "a part without its text is not served; one with it would work")
+    return Part.model_validate(value)
+
+
+Parts = Annotated[str | list[Part] | None, PlainValidator(_parts, json_schema_input_type=str | list[Part] | None)]
+
+
+def _joined(content: str | list[Part] | None) -> str | None:
+    return "".join(part.said or "" for part in content) if isinstance(content, list) else content
+
 
 _NEEDED = {
     "message": ("role", "content"),
@@ -64,15 +77,17 @@ _NEEDED = {
 class Item(Body):
     """A message (whose type may be left out), a call of a function, its output, or reasoning that is handed back."""
 
-    unserved = Unserved(silent=frozenset({"id", "status", "summary", "encrypted_content", "phase"}))
+    unserved = Unserved(silent=frozenset({"id", "status", "phase"}))
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
-    content: Content = None
+    content: Parts = None
+    summary: Parts = None
+    encrypted_content: Text | None = None
     call_id: Text | None = None
     name: Text | None = None
     arguments: Text | None = None
-    output: Content = None
+    output: Parts = None
 
     @model_validator(mode="before")
     @classmethod
@@ -84,8 +99,6 @@ class Item(Body):
             raise _wrong("type", "'item_reference' is not served: no item is stored here; the item itself would work")
         if isinstance(kind, str) and kind not in _NEEDED:
             raise _wrong("type", f"{kind[:60]!r} is not served; {', '.join(_NEEDED)} would work")
-        if kind == "reasoning":
-            return {"type": kind, "content": _thought(item)}
         return item | {"type": kind}
 
     @model_validator(mode="after")
@@ -93,26 +106,32 @@ class Item(Body):
         for field in _NEEDED[self.type]:
             if getattr(self, field) is None:
                 raise _wrong(field, f"is required in an item of type {self.type}")
-        if self.type == "function_call" and not isinstance(self._call().function.parsed(), dict):
+        known = _THOUGHT if self.type == "reasoning" else _SAID
+        for field, value in (("content", self.content), ("summary", self.summary), ("output", self.output)):
+            parts = value if isinstance(value, list) else []
+            strange = next((part.type for part in parts if part.type not in known), None)
+            if strange is not None:
+                raise _wrong(field, f"has a part of type {strange!r}; such of type {', '.join(known)} would work")
+        if self.type == "function_call" and not isinstance(self.call.function.parsed(), dict):
             raise _wrong("arguments", "is not the JSON of an object; '{}' would work")
         return self
 
-    def _call(self) -> ToolCall:
+    @property
+    def call(self) -> ToolCall:
         function = CalledFunction.model_construct(name=self.name or "", arguments=self.arguments or "")
         return ToolCall.model_construct(id=self.call_id or "", function=function)
 
+    @property
+    def said(self) -> str | None:
+        """The text of a message."""
+        return _joined(self.content)
 
-def _thought(item: Mapping[str, Any]) -> str:
-    """What a reasoning item says, or its summary, or what is sealed in it; what another engine sealed says nothing."""
-    for field in ("content", "summary"):
-        try:
-            text = _joined(item.get(field), _THOUGHTS)
-        except PydanticCustomError as error:
-            raise _wrong(field, f"cannot be read: {error.message()}") from None
-        if isinstance(text, str) and text:
-            return text
-    secret = item.get("encrypted_content")
-    return (opened(secret) or "") if isinstance(secret, str) else ""
+    @property
+    def thought(self) -> str:
+        """What a reasoning item says, or its summary, or what is sealed in it; what another engine sealed says
+        nothing."""
+        sealed = opened(self.encrypted_content) if self.encrypted_content else None
+        return _joined(self.content) or _joined(self.summary) or sealed or ""
 
 
 def _as_items(value: Any) -> Any:
@@ -138,16 +157,16 @@ def as_messages(items: Sequence[Item]) -> Iterable[Message]:
         if own:
             turn.append(item)
         elif item.type == "message":
-            yield Message(role=item.role or "user", content=item.content)
+            yield Message(role=item.role or "user", content=item.said)
         else:
-            yield Message(role="tool", content=item.output, tool_call_id=item.call_id)
+            yield Message(role="tool", content=_joined(item.output), tool_call_id=item.call_id)
     yield from _turn(turn)
 
 
 def _turn(items: Sequence[Item]) -> Iterable[Message]:
-    said = [item.content or "" for item in items if item.type == "message"]
-    calls = [item._call() for item in items if item.type == "function_call"]
-    thought = "".join(item.content or "" for item in items if item.type == "reasoning")
+    said = [item.said or "" for item in items if item.type == "message"]
+    calls = [item.call for item in items if item.type == "function_call"]
+    thought = "".join(item.thought for item in items if item.type == "reasoning")
     if said or calls:
         yield Message(
             role="assistant",
