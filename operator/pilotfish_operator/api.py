@@ -17,6 +17,9 @@ NEEDS_DRAFT = ("STANDALONE", "EAGLE", "EAGLE3", "DFLASH")
 FORBIDS_DRAFT = ("None", "NGRAM")
 
 
+FormatName = Annotated[str, Field(pattern="^[a-z0-9_]{1,40}$")]  # the engine knows which there are
+
+
 class SecretKey(Part):
     """One key of a Secret in the model's namespace."""
 
@@ -144,6 +147,16 @@ class Engine(Part):
         json_schema_extra=rules(
             rule("self in [1, 2, 4, 8, 16, 32, 64, 128, 256]", "choose a power of two from 1 to 256 for pageSize")
         ),
+    )
+    tool_call_parser: FormatName | None = Field(
+        None,
+        description="How the model writes calls of tools, such as hermes, mistral or llama3_json; none reads no calls, "
+        "auto goes by the chat template. Default: auto.",
+    )
+    reasoning_parser: FormatName | None = Field(
+        None,
+        description="How the model writes its reasoning, such as think or harmony; none leaves it in the answer, auto "
+        "goes by the chat template. Default: auto.",
     )
 
 

@@ -253,6 +253,8 @@ def arguments(owner: Owner, spec: Spec) -> list[str]:
         "kv-tokens": engine.kv_tokens,
         "chunk-size": engine.chunk_size,
         "page-size": engine.page_size,
+        "tool-call-parser": engine.tool_call_parser,
+        "reasoning-parser": engine.reasoning_parser,
         "tensor-parallel-size": engine.tensor_parallel_size if engine.tensor_parallel_size > 1 else None,
         "admin-token-file": f"{ADMIN_DIR}/{TOKEN_KEY}",
         "api-key-file": f"{ACCESS_DIR}/{spec.access.api_key_secret_ref.key}" if spec.access else None,

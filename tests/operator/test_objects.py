@@ -60,6 +60,10 @@ def test_the_default_flags() -> None:
         ({"engine": {"maxModelLen": 2048}}, {"--max-model-len": "2048"}),
         ({"engine": {"memoryFraction": 0.5}}, {"--memory-fraction": "0.5"}),
         ({"engine": {"kvTokens": 100000, "chunkSize": 2048}}, {"--kv-tokens": "100000", "--chunk-size": "2048"}),
+        (
+            {"engine": {"toolCallParser": "qwen3_coder", "reasoningParser": "none"}},
+            {"--tool-call-parser": "qwen3_coder", "--reasoning-parser": "none"},
+        ),
         ({"engine": {"pageSize": 4}}, {"--page-size": "4"}),
         ({"engine": {"dtype": "float32"}}, {"--dtype": "float32"}),
         ({"engine": {"tensorParallelSize": 2}}, {"--tensor-parallel-size": "2"}),

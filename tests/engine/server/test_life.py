@@ -172,6 +172,18 @@ def test_a_busy_port_is_known_before_anything_is_loaded(empty: Path) -> None:
     assert left_behind(started) == []
 
 
+@pytest.mark.parametrize(("flag", "known"), [("--tool-call-parser", "hermes"), ("--reasoning-parser", "think")])
+def test_a_format_that_nobody_knows_is_one_sentence_before_anything_is_loaded(
+    empty: Path, flag: str, known: str
+) -> None:
+    with engine(empty, flag, "Hermes", behaviour=Behaviour(load_seconds=60), wait=False) as started:
+        exit_code, errors = started.wait()
+    assert (exit_code, errors.count("\n")) == (2, 1)
+    assert errors.startswith(f"{flag} 'Hermes' is unknown; one of auto, none, ")
+    assert f" {known}, " in errors
+    assert left_behind(started) == []
+
+
 def test_two_signals_do_not_wait(empty: Path) -> None:
     with engine(empty, behaviour=Behaviour(step_seconds=0.02)) as started:
         stream = started.openai().completions.create(
