@@ -268,8 +268,8 @@ def test_a_prompt_that_fills_the_context_is_scored(letter_model: Served) -> None
     served = letter_model
     text = "the ab in " * 400
     full = served.tokenizer.encode(text)[: letters.MAX_MODEL_LEN]
-    prompts = [full, PROMPT, full[:-1], served.tokenizer.decode(full)]
-    assert served.tokenizer.encode(prompts[3]) == full
+    prompts: list[list[int] | str] = [full, PROMPT, full[:-1], served.tokenizer.decode(full)]
+    assert served.tokenizer.encode(served.tokenizer.decode(full)) == full
     body = {"model": NAME, "prompt": prompts, "max_tokens": 0, "echo": True, "logprobs": 0}
     with served.engine.http as client:
         answer = client.post("/v1/completions", json=body).json()
