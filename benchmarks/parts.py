@@ -34,7 +34,6 @@ from pilotfish_engine.engine import Parts, assemble
 from pilotfish_engine.messages import SamplingParams, Submit
 from pilotfish_engine.reservation import SLACK
 from pilotfish_engine.scheduler.scheduler import Scheduler
-from pilotfish_engine.speculation import step as step_module
 from pilotfish_engine.speculation.step import Step
 
 BATCHES = (1, 16)
@@ -130,8 +129,7 @@ def stopwatches(parts: Parts) -> Iterator[dict[str, float]]:
         for owner, name, part in (
             (proposer, "propose", "draft"),
             (Step, "draft", "draft and tree"),
-            (Step, "target_pass", "verify"),
-            (step_module, "verify", "verify"),
+            (Step, "verify", "verify"),
             (proposer, "accepted", "extend"),
         ):
             stack.enter_context(watch(owner, name, part))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.acceptance.asked import Prompt
+from pilotfish_engine.batch.rows import Rows
 from pilotfish_engine.contract.controller import Controller
 from pilotfish_engine.contract.speculation import CostProfile, EnvelopeUpdate, Settings
 from pilotfish_engine.engine import Parts
@@ -61,19 +62,17 @@ class Listener:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._proposer, name)
 
-    def propose(self, rows: Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:
-        offered = self._proposer.propose(rows, host_rows, settings)
+    def propose(self, rows: Rows, settings: Settings) -> Candidates:
+        offered = self._proposer.propose(rows, settings)
         if settings.topk == 1:
             offered = offered.as_chain()
         self._offered = own_best(offered, settings.num_draft_tokens - 1) if self.evenly else offered
         return self._offered
 
-    def accepted(
-        self, rows: Tensor, host_rows: Sequence[int], settings: Settings, verdict: Verdict, target: TargetHidden
-    ) -> None:
+    def accepted(self, rows: Rows, settings: Settings, verdict: Verdict, target: TargetHidden) -> None:
         assert self._offered is not None, "a step proposes before it accepts"
         self._drafted = drafted(self._offered, settings, verdict)
-        self._proposer.accepted(rows, host_rows, settings, verdict, target)
+        self._proposer.accepted(rows, settings, verdict, target)
 
     def take(self) -> Drafted | None:
         """Of the step since the last call, if there was one."""

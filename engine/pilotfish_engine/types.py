@@ -1,6 +1,6 @@
 """The frozen types that pass between scheduler, worker and speculation, one per phase, and the protocols between them.
 
-Torch-free: tensors appear as `Array`, so that the scheduler can be read and tested without a model.
+Torch-free, so that the scheduler can be read and tested without a model.
 A *row* is a place in the worker's fixed-shape state; a running request owns one from admission to release.
 A *slot* is one KV position of the pool: page * page_size + offset. Page 0 is scratch: padding writes there.
 """
@@ -9,17 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntFlag
 from typing import Protocol
 
 from pilotfish_engine.contract.speculation import CostProfile, DeviceReport, Effective, Envelope
 from pilotfish_engine.messages import SamplingParams
 
 
-class Array(Protocol):
-    """A tensor as the scheduler sees it: something that can be copied to the host, once."""
+class Traits(IntFlag):
+    """What decides, beside their number, which code a step runs for its rows: a bit for what one of them needs."""
 
-    def tolist(self) -> list[int]: ...
+    NONE = 0
+    SAMPLED = 1
+    FILTERED = 2  # by top-k, top-p or min-p
+    SCORED = 4  # its log-probabilities are wanted
+    GUIDED = 8  # by a grammar
+    BIASED = 16
+    PENALISED = 32  # for the tokens that it has
+    BOUNDED = 64  # by a minimum length
 
 
 class GrammarMatcher(Protocol):
@@ -110,17 +117,17 @@ class LogprobArrays:
 class GenerationBatchResult:
     """What a step committed, in the flat strided form of every method.
 
-    next_token_ids: int32 [batch_size * num_draft_tokens]; request i owns the stride from i * num_draft_tokens, its
-    first accept_lens[i] entries are committed, the rest is padding. accept_lens: int32 [batch_size], ≥ 1 for DECODE;
-    for EXTEND 1 on chunks that are `last`, 0 on the others. draft_lens: int32 [batch_size], draft tokens verified.
+    next_token_ids: [batch_size * num_draft_tokens]; request i owns the stride from i * num_draft_tokens, its first
+    accept_lens[i] entries are committed, the rest is padding. accept_lens: [batch_size], ≥ 1 for DECODE; for EXTEND 1
+    on chunks that are `last`, 0 on the others. draft_lens: [batch_size], draft tokens verified.
     logprobs: where a request of the batch asks for them. prompt_logprobs: by place in the batch, of the prompt's tokens
     that come one after those of the chunk. errors: by place in the batch, why a request cannot go on: a RequestError
     where that is the client's doing.
     """
 
-    next_token_ids: Array
-    accept_lens: Array
-    draft_lens: Array
+    next_token_ids: Sequence[int]
+    accept_lens: Sequence[int]
+    draft_lens: Sequence[int]
     num_draft_tokens: int
     logprobs: LogprobArrays | None = None
     prompt_logprobs: Mapping[int, LogprobArrays] = field(default_factory=dict)
@@ -128,8 +135,8 @@ class GenerationBatchResult:
 
     def committed(self) -> list[list[int]]:
         """The committed tokens of each request, out of the strided form."""
-        flat, stride = self.next_token_ids.tolist(), self.num_draft_tokens
-        return [flat[i * stride : i * stride + n] for i, n in enumerate(self.accept_lens.tolist())]
+        flat, stride = self.next_token_ids, self.num_draft_tokens
+        return [list(flat[i * stride : i * stride + n]) for i, n in enumerate(self.accept_lens)]
 
 
 Read = Callable[[], GenerationBatchResult]  # waits; raises what the batch raised; the same each time

@@ -49,22 +49,21 @@ def started(parts, num_steps, topk, temperature):
 def test_a_step_is_one_graph(engine, method, draft, num_steps, topk, temperature):  # noqa: F811
     parts = engine(method, draft, 16)
     settings = PLAIN if num_steps == 0 else Settings(num_steps=num_steps, topk=topk, num_draft_tokens=8)
-    state = started(parts, num_steps, topk, temperature)
-    rows = state.row_index(ROWS)
+    rows = started(parts, num_steps, topk, temperature).rows(ROWS)
     eager = []
     with torch.inference_mode():
         for _ in range(STEPS):
-            result = parts.step(rows, ROWS, settings)
+            result = parts.step(rows, settings)
             eager.append((result.next_token_ids.tolist(), result.accept_lens.tolist()))
         started(parts, num_steps, topk, temperature)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            parts.step(rows, ROWS, settings)  # warm-up: libraries make their workspaces
+            parts.step(rows, settings)  # warm-up: libraries make their workspaces
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            result = parts.step(rows, ROWS, settings)
+            result = parts.step(rows, settings)
         started(parts, num_steps, topk, temperature)  # warm-up has moved the state on
         replayed = []
         for _ in range(STEPS):

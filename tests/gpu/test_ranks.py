@@ -25,26 +25,25 @@ def test_a_rank_s_step_is_one_graph(two, checkpoints, method, draft):  # noqa: F
     parts = two.load(checkpoints(method, draft), method, num_steps, topk)
     settings = Settings(num_steps=num_steps, topk=topk, num_draft_tokens=8)
     batch = Batch(ForwardMode.DECODE, rows=ROWS)
-    rows = parts.step.state.row_index(ROWS)
 
     def told() -> None:
         two.followers.send(Run(batch, settings.num_steps, settings.topk, settings.num_draft_tokens))
 
-    started(parts, num_steps, topk, 0.0)
+    rows = started(parts, num_steps, topk, 0.0).rows(ROWS)
     eager, replayed = [], []
     with torch.inference_mode():
         for _ in range(STEPS):
             told()
-            result = parts.step(rows, ROWS, settings)
+            result = parts.step(rows, settings)
             eager.append((result.next_token_ids.tolist(), result.accept_lens.tolist()))
         started(parts, num_steps, topk, 0.0)
         with torch.cuda.stream(torch.cuda.Stream()):
             told()
-            parts.step(rows, ROWS, settings)
+            parts.step(rows, settings)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's own threads call CUDA meanwhile
-            result = parts.step(rows, ROWS, settings)
+            result = parts.step(rows, settings)
         started(parts, num_steps, topk, 0.0)
         for _ in range(STEPS):
             told()

@@ -77,11 +77,11 @@ def test_a_replayed_step_allocates_nothing(engine, method, draft, num_steps, top
     harness.scheduler._extend()
     harness.scheduler._collect()
     settings = PLAIN if num_steps == 0 else Settings(num_steps=num_steps, topk=topk, num_draft_tokens=8)
-    rows = parts.step.state.row_index([0, 1, 2])
+    rows = parts.step.state.rows([0, 1, 2])
     with torch.inference_mode():
         for _ in range(2):
-            graphs(rows, [0, 1, 2], settings)
+            graphs(rows, settings)
         before = torch.cuda.memory_stats()["allocation.all.allocated"]
         for _ in range(3):
-            graphs.steps.get((3, settings, 0), lambda _: pytest.fail("not recorded"))([0, 1, 2])
+            graphs.steps.get((3, settings, rows.traits), lambda _: pytest.fail("not recorded"))([0, 1, 2])
         assert torch.cuda.memory_stats()["allocation.all.allocated"] == before

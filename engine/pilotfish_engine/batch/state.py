@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from pilotfish_engine import kernels
+from pilotfish_engine.batch.rows import Rows
 from pilotfish_engine.errors import RequestError
 from pilotfish_engine.model.memory import put
 from pilotfish_engine.sampling.draw import SamplingRows, choose, draft_logits
 from pilotfish_engine.sampling.grammar_rows import GrammarRows
 from pilotfish_engine.sampling.processors import Paths, Processors
-from pilotfish_engine.types import Admission
+from pilotfish_engine.types import Admission, Traits
 
 SCRATCH_PAGE = 0
 
@@ -53,12 +55,8 @@ class RequestState:
         self.top_p = torch.ones(rows, dtype=torch.float32, device=device)
         self.min_p = torch.zeros(rows, dtype=torch.float32, device=device)
         self.seeds = torch.zeros(rows, dtype=torch.int64, device=device)
-        # host-side shadows, so that a batch knows without a copy which of its rows need what
-        self._greedy = [True] * rows
-        self._filtered = [False] * rows
-        self._scored = [False] * rows
-        self._traits = [0] * rows
-        self._indexed: list[int] = []
+        self._traits = [0] * rows  # of each row, so that a batch knows its own without a copy
+        self._indexed: tuple[int, ...] = ()
         self._index = torch.zeros(0, dtype=torch.int64, device=device)
         self._scored_prompt = [0] * rows  # the length of a prompt whose tokens are to be scored
         self._processors = Processors(rows, vocab_size, device)
@@ -72,13 +70,19 @@ class RequestState:
     def clear_padding(self) -> None:
         self.seq_lens[self.padding_row :].zero_()
 
-    def traits(self, host_rows: Sequence[int]) -> int:
-        """What decides of the rows, beside their number, which code a step runs: a bit for each thing that some row
-        needs."""
+    def rows(self, host: Sequence[int]) -> Rows:
+        """These rows, on the device for reading: the same tensor as before where the rows are."""
+        numbers = tuple(host)
+        if self._indexed != numbers:
+            self._indexed, self._index = numbers, put(numbers, torch.int64, self.device)
+        return Rows(self._index, numbers, self.traits(numbers))
+
+    def traits(self, host: Sequence[int]) -> Traits:
+        """What some of these rows ask for."""
         found = 0
-        for row in host_rows:
+        for row in host:
             found |= self._traits[row]
-        return found
+        return Traits(found)
 
     def admit(self, admission: Admission) -> None:
         """Raises RequestError on parameters that cannot be."""
@@ -92,11 +96,8 @@ class RequestState:
         self.top_p[row] = params.top_p
         self.min_p[row] = params.min_p
         self.seeds[row] = admission.seed
-        self._greedy[row] = params.temperature == 0
-        self._filtered[row] = params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
-        self._scored[row] = params.logprobs is not None
         self._scored_prompt[row] = admission.prompt_len if params.prompt_logprobs else 0
-        self._processors.admit(row, params, admission.token_ids, admission.prompt_len, admission.end_token_ids)
+        traits = self._processors.admit(row, params, admission.token_ids, admission.prompt_len, admission.end_token_ids)
         if admission.grammar is not None:
             answer = admission.token_ids[admission.prompt_len :]
             try:
@@ -106,9 +107,7 @@ class RequestState:
             if matcher.error is not None:
                 raise RequestError(matcher.error, "grammar")
             self.grammars.admit(row, matcher)
-        own = (not self._greedy[row], self._filtered[row], self._scored[row], admission.grammar is not None)
-        needs = (*own, *self._processors.traits(row))
-        self._traits[row] = sum(needed << bit for bit, needed in enumerate(needs))
+        self._traits[row] = int(traits | _traits(admission))
 
     def append_pages(self, row: int, first: int, pages: Sequence[int]) -> None:
         self.page_table[row, first : first + len(pages)] = put(pages, torch.int32, self.device)
@@ -118,80 +117,72 @@ class RequestState:
         self.grammars.release(row)
         self.page_table[row] = SCRATCH_PAGE
 
-    def row_index(self, rows: Sequence[int]) -> torch.Tensor:
-        """int64 [n], on the device, for reading: the same tensor as before where the rows are."""
-        if self._indexed != rows:
-            self._indexed, self._index = list(rows), put(rows, torch.int64, self.device)
-        return self._index
-
-    def slots(self, rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    def slots(self, rows: Tensor, index: Tensor) -> Tensor:
         """int64 [B, n]: pool slots of KV rows `index` int64 [B, n] of `rows` int64 [B]."""
         pages = self.page_table[rows.unsqueeze(1), index // self.page_size].to(torch.int64)
         return pages * self.page_size + index % self.page_size
 
-    def sampling(self, token_rows: torch.Tensor, host_rows: Sequence[int]) -> SamplingRows | None:
-        """Parameters for the row of each token, int64 [N]; `host_rows` names the rows that occur. None: all greedy."""
-        if all(self._greedy[row] for row in host_rows):
-            return None
-        return SamplingRows(
-            temperature=self.temperature[token_rows],
-            top_k=self.top_k[token_rows],
-            top_p=self.top_p[token_rows],
-            min_p=self.min_p[token_rows],
-            seeds=self.seeds[token_rows],
-            filtered=any(self._filtered[row] for row in host_rows),
-        )
-
     def choose(
         self,
-        logits: torch.Tensor,
-        token_rows: torch.Tensor,
-        positions: torch.Tensor,
-        host_rows: Sequence[int],
+        logits: Tensor,
+        rows: Rows,
+        positions: Tensor,
         paths: Paths | None = None,
-        allowed: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """int64 [N]: the token that follows each place, or draw.NONE; its row is token_rows[n]. positions: int64 [N],
-        of the token to come. paths, allowed: as Processors.apply takes them."""
-        processed = self._processors.apply(logits, token_rows, positions, host_rows, paths, allowed)
-        return choose(processed, positions, self.sampling(token_rows, host_rows))
+        allowed: Tensor | None = None,
+    ) -> Tensor:
+        """int64 [N]: the token that follows each place of `rows`, or draw.NONE. positions: int64 [N], of the token to
+        come. paths, allowed: as Processors.apply takes them."""
+        processed = self._processors.apply(logits, rows.index, positions, rows.traits, paths, allowed)
+        return choose(processed, positions, self._sampling(rows))
 
     def best_drafts(
-        self,
-        logits: torch.Tensor,
-        token_rows: torch.Tensor,
-        positions: torch.Tensor,
-        host_rows: Sequence[int],
-        k: int,
-        token_ids: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A draft's k best tokens for `positions` int64 [N] of rows int64 [N], by its logits [N, V]: log-probabilities
-        and places in its vocabulary, best first, [N, k] each. token_ids: as draw.draft_logits takes it."""
-        picked_by = draft_logits(logits, positions, self.sampling(token_rows, host_rows), token_ids)
+        self, logits: Tensor, rows: Rows, positions: Tensor, k: int, token_ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """A draft's k best tokens for `positions` int64 [N] of N rows, by its logits [N, V]: log-probabilities and
+        places in its vocabulary, best first, [N, k] each. token_ids: as draw.draft_logits takes it."""
+        picked_by = draft_logits(logits, positions, self._sampling(rows), token_ids)
         return kernels.top_log_probs(picked_by.contiguous(), k)
 
-    def scored(self, host_rows: Sequence[int]) -> bool:
-        """Whether a row wants log-probabilities."""
-        return any(self._scored[row] for row in host_rows)
+    def _sampling(self, rows: Rows) -> SamplingRows | None:
+        """None: all are greedy."""
+        if Traits.SAMPLED not in rows.traits:
+            return None
+        return SamplingRows(
+            temperature=self.temperature[rows.index],
+            top_k=self.top_k[rows.index],
+            top_p=self.top_p[rows.index],
+            min_p=self.min_p[rows.index],
+            seeds=self.seeds[rows.index],
+            filtered=Traits.FILTERED in rows.traits,
+        )
 
     def scored_prompt_rows(self, row: int, start: int, end: int) -> int:
         """How many of KV rows start … end − 1 are followed by a prompt token that is to be scored: the first ones."""
         return max(0, min(end, self._scored_prompt[row] - 1) - start)
 
-    def penalised(self, host_rows: Sequence[int]) -> bool:
-        """Whether the tokens of a row count for its logits."""
-        return self._processors.penalised(host_rows)
-
-    def count(
-        self, rows: torch.Tensor, host_rows: Sequence[int], next_token_ids: torch.Tensor, accept_lens: torch.Tensor
-    ) -> None:
+    def count(self, rows: Rows, next_token_ids: Tensor, accept_lens: Tensor) -> None:
         """Penalties know of each row's first accept_lens[i] tokens from here on."""
-        self._processors.commit(rows, host_rows, next_token_ids, accept_lens)
+        self._processors.commit(rows.index, rows.traits, next_token_ids, accept_lens)
 
-    def commit(self, rows: torch.Tensor, next_token_ids: torch.Tensor, accept_lens: torch.Tensor) -> None:
+    def commit(self, rows: Rows, next_token_ids: Tensor, accept_lens: Tensor) -> None:
         """Appends each row's committed tokens. next_token_ids: int64 [B, m], zeros past accept_lens int64 [B]; the
         zeros land behind the known tokens, where nothing reads before it is written again."""
         nodes = next_token_ids.shape[1]
-        at = self.seq_lens[rows].unsqueeze(1) + 1 + torch.arange(nodes, device=self.device)
-        self.tokens[rows.unsqueeze(1), at] = next_token_ids
-        self.seq_lens[rows] += accept_lens
+        at = self.seq_lens[rows.index].unsqueeze(1) + 1 + torch.arange(nodes, device=self.device)
+        self.tokens[rows.index.unsqueeze(1), at] = next_token_ids
+        self.seq_lens[rows.index] += accept_lens
+        self.count(rows, next_token_ids, accept_lens)
+
+
+def _traits(admission: Admission) -> Traits:
+    """Beside those that are processors'."""
+    params, found = admission.params, Traits.NONE
+    if params.temperature > 0:
+        found |= Traits.SAMPLED
+        if params.top_k > 0 or params.top_p < 1 or params.min_p > 0:
+            found |= Traits.FILTERED
+    if params.logprobs is not None:
+        found |= Traits.SCORED
+    if admission.grammar is not None:
+        found |= Traits.GUIDED
+    return found

@@ -43,10 +43,6 @@ class GrammarRows:
         self._matchers.pop(row, None)
         self._broken.pop(row, None)
 
-    def guides(self, host_rows: Sequence[int]) -> bool:
-        """Whether a row of these has a grammar."""
-        return any(row in self._matchers for row in host_rows)
-
     def allowed(self, host_rows: Sequence[int], nodes: TreeNodes | None = None) -> torch.Tensor | None:
         """int32 [N, ⌈V / 32⌉], a bit for each token that may follow a place; None when no row has a grammar. Without
         `nodes`, place i is the last known token of host_rows[i]."""

@@ -16,6 +16,7 @@ import torch
 from pilotfish_engine.errors import RequestError
 from pilotfish_engine.messages import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, SamplingParams
 from pilotfish_engine.model.memory import put
+from pilotfish_engine.types import Traits
 
 MAX_END_TOKENS = 2 * MAX_STOP_TOKENS  # of a request and of the model together
 RULED_OUT = float("-inf")
@@ -48,56 +49,54 @@ class Processors:
         # int32 [R, V + 1] of the answer, the last column taking what is padding; bool [R, V] of the prompt
         self._counts: torch.Tensor | None = None
         self._in_prompt: torch.Tensor | None = None
-        # host-side shadows, so that a batch knows without a copy which of its rows need what
-        self._biased = [False] * rows
-        self._bounded = [False] * rows
-        self._penalised = [False] * rows
 
     def admit(
         self, row: int, params: SamplingParams, token_ids: Sequence[int], prompt_len: int, end_token_ids: Sequence[int]
-    ) -> None:
-        """token_ids: all known tokens, the prompt being the first prompt_len. Raises RequestError on a token that is
-        none and on more of them than fit."""
-        self._biased[row] = bool(params.logit_bias)
-        self._bounded[row] = params.min_tokens > 0
+    ) -> Traits:
+        """Returns what of all this the row asks for. token_ids: all known tokens, the prompt being the first
+        prompt_len. Raises RequestError on a token that is none and on more of them than fit."""
         penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
-        self._penalised[row] = penalties != (1, 0, 0)
+        traits = Traits.BIASED if params.logit_bias else Traits.NONE
+        traits |= Traits.BOUNDED if params.min_tokens > 0 else Traits.NONE
+        traits |= Traits.PENALISED if penalties != (1, 0, 0) else Traits.NONE
         # neutral where nothing is asked for: another row of the batch may ask
         self._set(row, (self._bias_ids, self._bias), params.logit_bias, "logit_bias")
-        ends = [(token, RULED_OUT) for token in end_token_ids] if self._bounded[row] else []
+        ends = [(token, RULED_OUT) for token in end_token_ids] if Traits.BOUNDED in traits else []
         self._set(row, (self._end_ids, self._end_bias), ends, "stop_token_ids")
         self._first_end[row] = prompt_len + params.min_tokens
         self._repetition[row] = params.repetition_penalty
         self._frequency[row] = params.frequency_penalty
         self._presence[row] = params.presence_penalty
-        if self._penalised[row]:
+        if Traits.PENALISED in traits:
             counts, in_prompt = self._tables()
             answer = torch.tensor(token_ids[prompt_len:], dtype=torch.int64)
             counts[row] = torch.bincount(answer, minlength=self._vocab_size + 1).to(self._device, torch.int32)
             prompt = torch.tensor(token_ids[:prompt_len], dtype=torch.int64)
             in_prompt[row] = (torch.bincount(prompt, minlength=self._vocab_size) > 0).to(self._device)
+        return traits
 
     def apply(
         self,
         logits: torch.Tensor,
         token_rows: torch.Tensor,
         positions: torch.Tensor,
-        host_rows: Sequence[int],
+        traits: Traits,
         paths: Paths | None = None,
         allowed: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """float32 [N, V]; `logits` itself where no row asks for a change.
 
-        token_rows: int64 [N], the row of each node; positions: int64 [N], of the token to come. paths: None where every
+        token_rows: int64 [N], the row of each node; positions: int64 [N], of the token to come. traits: of all these
+        rows; PENALISED needs the paths. paths: None where every
         node is the last token that is known. allowed: int32 [N, ⌈V / 32⌉], a bit for each token, lowest first.
         """
-        if self._any(self._biased, host_rows):
+        if Traits.BIASED in traits:
             logits = logits.scatter_add(1, self._bias_ids[token_rows], self._bias[token_rows])
-        if self.penalised(host_rows):
+        if Traits.PENALISED in traits:
             logits = self._penalise(logits, token_rows, paths)
         if allowed is not None:
             logits = torch.where(_bits(allowed, logits.shape[1]), logits, RULED_OUT)
-        if self._any(self._bounded, host_rows):
+        if Traits.BOUNDED in traits:
             early = (positions < self._first_end[token_rows]).unsqueeze(1)
             ends = torch.where(early, self._end_bias[token_rows], 0.0)
             bounded = logits.scatter_add(1, self._end_ids[token_rows], ends)
@@ -107,19 +106,11 @@ class Processors:
             logits = bounded
         return logits
 
-    def traits(self, row: int) -> tuple[bool, bool, bool]:
-        """What a row asks for: bias, penalties, a minimum length."""
-        return self._biased[row], self._penalised[row], self._bounded[row]
-
-    def penalised(self, host_rows: Sequence[int]) -> bool:
-        """Whether a row of these has a penalty: `apply` then needs the paths."""
-        return self._any(self._penalised, host_rows)
-
     def commit(
-        self, rows: torch.Tensor, host_rows: Sequence[int], next_token_ids: torch.Tensor, accept_lens: torch.Tensor
+        self, rows: torch.Tensor, traits: Traits, next_token_ids: torch.Tensor, accept_lens: torch.Tensor
     ) -> None:
         """Counts each row's committed tokens: the first accept_lens[i] of next_token_ids, int64 [B, D]."""
-        if self._counts is None or not self.penalised(host_rows):
+        if self._counts is None or Traits.PENALISED not in traits:
             return
         real = torch.arange(next_token_ids.shape[1], device=rows.device) < accept_lens.unsqueeze(1)
         tokens = torch.where(real, next_token_ids, self._vocab_size)
@@ -169,10 +160,6 @@ class Processors:
         added_to, added = zip(*entries, *padding, strict=True)
         ids[row] = put(added_to, torch.int64, self._device)
         values[row] = put(added, torch.float32, self._device)
-
-    @staticmethod
-    def _any(flags: Sequence[bool], host_rows: Sequence[int]) -> bool:
-        return any(flags[row] for row in host_rows)
 
 
 def _bits(words: torch.Tensor, vocab_size: int) -> torch.Tensor:

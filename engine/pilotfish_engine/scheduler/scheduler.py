@@ -327,7 +327,7 @@ class Scheduler:
         self._failed_steps = 0
         batch, requests = launched
         decodes, plain = batch.mode is ForwardMode.DECODE, result.num_draft_tokens == 1
-        steps = zip(requests, result.committed(), result.draft_lens.tolist(), strict=True)
+        steps = zip(requests, result.committed(), result.draft_lens, strict=True)
         for place, (request, tokens, drafted) in enumerate(steps):
             if request.finish_reason is not None:  # it ended while this batch was under way
                 self._retire(request)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pilotfish_engine.batch.passes import over_spans, padded_rows
+from pilotfish_engine.batch.rows import Rows
 from pilotfish_engine.batch.state import RequestState
 from pilotfish_engine.contract.speculation import Envelope, Settings
 from pilotfish_engine.errors import CheckpointError, MethodError
@@ -59,23 +60,22 @@ class DFlashProposer:
         return seq_len - self._unread.lag(row)
 
     def extend(self, chunks: Sequence[Chunk], target: TargetHidden) -> None:
-        host_rows = [chunk.row for chunk in chunks]
-        inputs = over_spans(self._state, host_rows, [c.start for c in chunks], [c.end for c in chunks])
+        rows = self._state.rows([chunk.row for chunk in chunks])
+        inputs = over_spans(self._state, rows, [c.start for c in chunks], [c.end for c in chunks])
         self._draft.write_context(_features(target), inputs.positions, inputs.slots, self.kv)
 
-    def due(self, host_rows: Sequence[int], settings: Settings) -> list[int] | None:
-        return self._unread.due(host_rows, settings.num_steps)
+    def due(self, rows: Rows, settings: Settings) -> list[int] | None:
+        return self._unread.due(rows, settings.num_steps)
 
-    def catch_up(self, rows: Tensor, host_rows: Sequence[int], counts: Tensor, width: int) -> None:
+    def catch_up(self, rows: Rows, counts: Tensor, width: int) -> None:
         self._write_last(rows, counts, self._unread.features(rows, counts, width))
 
-    def propose(self, rows: Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:
-        batch, steps, k = len(host_rows), settings.num_steps, settings.topk
+    def propose(self, rows: Rows, settings: Settings) -> Candidates:
+        batch, steps, k = len(rows), settings.num_steps, settings.topk
         vocabulary = self._vocabulary
         logits = vocabulary.known(self.block_logits(rows, steps).flatten(0, 1))
-        to_come = self._state.seq_lens[rows].unsqueeze(1) + 1 + torch.arange(steps, device=rows.device)
-        token_rows = rows.repeat_interleave(steps, output_size=batch * steps)
-        best = self._state.best_drafts(logits, token_rows, to_come.flatten(), host_rows, k, vocabulary.ids)
+        to_come = self._state.seq_lens[rows.index].unsqueeze(1) + 1 + torch.arange(steps, device=rows.device)
+        best = self._state.best_drafts(logits, rows.repeated(steps), to_come.flatten(), k, vocabulary.ids)
         scores, draft_ids = (x.view(batch, steps, k) for x in best)
         ids = vocabulary.ids[draft_ids]
 
@@ -85,26 +85,24 @@ class DFlashProposer:
 
         return grow(ids[:, 0], scores[:, 0], steps, run)
 
-    def accepted(
-        self, rows: Tensor, host_rows: Sequence[int], settings: Settings, verdict: Verdict, target: TargetHidden
-    ) -> None:
+    def accepted(self, rows: Rows, settings: Settings, verdict: Verdict, target: TargetHidden) -> None:
         self._write_last(rows, verdict.accept_lens, _features(target)[verdict.flat])
 
-    def skipped(self, rows: Tensor, host_rows: Sequence[int], target: TargetHidden) -> None:
+    def skipped(self, rows: Rows, target: TargetHidden) -> None:
         self._unread.keep(rows, _features(target))
 
-    def block_logits(self, rows: Tensor, num_steps: int) -> Tensor:
+    def block_logits(self, rows: Rows, num_steps: int) -> Tensor:
         """Of the `num_steps` tokens after each row's last known one, float32 [B, num_steps, draft vocabulary]."""
-        state, batch, width = self._state, rows.shape[0], num_steps + 1
-        first = state.seq_lens[rows]
+        state, batch, width = self._state, len(rows), num_steps + 1
+        first = state.seq_lens[rows.index]
         at = first.unsqueeze(1) + torch.arange(width, device=rows.device)
-        known = state.tokens[rows].gather(1, first.unsqueeze(1))
+        known = state.tokens[rows.index].gather(1, first.unsqueeze(1))
         inputs = ForwardInputs(
             token_ids=torch.cat([known, known.new_full((batch, num_steps), self._mask_token_id)], dim=1).flatten(),
             positions=at.flatten(),
-            slots=state.slots(rows, at).flatten(),
+            slots=state.slots(rows.index, at).flatten(),
             attention=AttentionInputs(
-                page_table=state.page_table[rows],
+                page_table=state.page_table[rows.index],
                 prefix_lens=first.to(torch.int32),
                 q_indptr=torch.arange(0, (batch + 1) * width, width, dtype=torch.int32, device=rows.device),
                 tree_mask=known.new_full((batch * width,), (1 << width) - 1),  # each sees the whole block
@@ -114,10 +112,10 @@ class DFlashProposer:
         masks = hidden.view(batch, width, -1)[:, 1:].contiguous().flatten(0, 1)
         return self._draft.decoder.logits(masks).view(batch, num_steps, -1)
 
-    def _write_last(self, rows: Tensor, counts: Tensor, features: Tensor) -> None:
+    def _write_last(self, rows: Rows, counts: Tensor, features: Tensor) -> None:
         """The last counts[i] ≤ D committed positions of each row (int64 [B]) become context; features: [B, D,
         feature_size], of the first counts[i] of them in order, the rest is padding."""
-        start = self._state.seq_lens[rows] - counts
+        start = self._state.seq_lens[rows.index] - counts
         _, positions, slots = padded_rows(self._state, rows, start, counts, features.shape[1])
         self._draft.write_context(features.flatten(0, 1), positions.flatten(), slots.flatten(), self.kv)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from pilotfish_engine.batch.rows import Rows
 from pilotfish_engine.batch.state import RequestState
 from pilotfish_engine.kernels.inputs import AttentionInputs
 from pilotfish_engine.model.inputs import ForwardInputs
@@ -33,13 +34,13 @@ class Places:
     """Where the nodes of `depths` frontiers stand, of all depths at once: their rows in the draft's pool begin at
     `first`, int64 [B], where depth 1 has its positions."""
 
-    def __init__(self, state: RequestState, rows: torch.Tensor, first: torch.Tensor, depths: int, k: int) -> None:
+    def __init__(self, state: RequestState, rows: Rows, first: torch.Tensor, depths: int, k: int) -> None:
         depth = torch.arange(depths, device=rows.device).unsqueeze(1)
         self._positions = (first.repeat_interleave(k, output_size=first.shape[0] * k) + depth).unbind()
         at = first.unsqueeze(1) + torch.arange(depths * k, device=rows.device)
-        by_depth = state.slots(rows, at).view(first.shape[0], depths, k).transpose(0, 1)
+        by_depth = state.slots(rows.index, at).view(first.shape[0], depths, k).transpose(0, 1)
         self._slots = by_depth.flatten(1).contiguous().unbind()
-        self._page_table = state.page_table[rows]
+        self._page_table = state.page_table[rows.index]
         self._prefix_lens = first.to(torch.int32)
         self._q_indptr = torch.arange(0, (first.shape[0] + 1) * k, k, dtype=torch.int32, device=rows.device)
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from pilotfish_engine.batch.passes import over_spans
+from pilotfish_engine.batch.rows import Rows
 from pilotfish_engine.batch.state import RequestState
 from pilotfish_engine.contract.speculation import Settings
 from pilotfish_engine.kernels.inputs import AttentionInputs
@@ -81,57 +82,55 @@ class MultiLayerProposer:
             if out.shape[0] > 0:
                 self._carry[-1, chunk.row] = out[-1]
 
-    def due(self, host_rows: Sequence[int], settings: Settings) -> list[int] | None:
-        return self._unread.due(host_rows, settings.num_steps)
+    def due(self, rows: Rows, settings: Settings) -> list[int] | None:
+        return self._unread.due(rows, settings.num_steps)
 
-    def catch_up(self, rows: Tensor, host_rows: Sequence[int], counts: Tensor, width: int) -> None:
+    def catch_up(self, rows: Rows, counts: Tensor, width: int) -> None:
         self._advance(rows, counts, self._unread.features(rows, counts, width))
 
-    def propose(self, rows: Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:
-        known = self._state.seq_lens[rows]
-        last = self._carry[0, rows]
+    def propose(self, rows: Rows, settings: Settings) -> Candidates:
+        known = self._state.seq_lens[rows.index]
+        last = self._carry[0, rows.index]
         read = last.unsqueeze(1)  # [B, n, H]: what the next head reads
         ids: list[Tensor] = []
         scores: list[Tensor] = []
         for number in range(settings.num_steps):
             if number > 0:
                 out = self._read_rows(number, rows, known - number, torch.stack(ids, dim=1), read)
-                read = torch.cat([self._carry[number, rows].unsqueeze(1), out], dim=1)
+                read = torch.cat([self._carry[number, rows.index].unsqueeze(1), out], dim=1)
                 last = out[:, -1].contiguous()
             logits, to_come = self._target.logits(last), known + 1 + number
-            score, token = (x.squeeze(1) for x in self._state.best_drafts(logits, rows, to_come, host_rows, 1))
+            score, token = (x.squeeze(1) for x in self._state.best_drafts(logits, rows, to_come, 1))
             ids.append(token)
             scores.append(score + scores[-1] if scores else score)
-        parents = torch.arange(-1, settings.num_steps - 1, device=rows.device).expand(rows.shape[0], -1)
+        parents = torch.arange(-1, settings.num_steps - 1, device=rows.device).expand(len(rows), -1)
         return Candidates(torch.stack(ids, dim=1), parents, torch.stack(scores, dim=1))
 
-    def accepted(
-        self, rows: Tensor, host_rows: Sequence[int], settings: Settings, verdict: Verdict, target: TargetHidden
-    ) -> None:
+    def accepted(self, rows: Rows, settings: Settings, verdict: Verdict, target: TargetHidden) -> None:
         self._advance(rows, verdict.accept_lens, target.hidden[verdict.flat])
 
-    def skipped(self, rows: Tensor, host_rows: Sequence[int], target: TargetHidden) -> None:
+    def skipped(self, rows: Rows, target: TargetHidden) -> None:
         self._unread.keep(rows, target.hidden)
 
-    def _advance(self, rows: Tensor, counts: Tensor, hidden: Tensor) -> None:
+    def _advance(self, rows: Rows, counts: Tensor, hidden: Tensor) -> None:
         """The heads read the last counts[i] ≤ W committed tokens of each row (int64 [B]), 0 leaving it as it is.
         hidden: [B, W, H], the target's at the positions before these tokens."""
         width = hidden.shape[1]
-        start = self._state.seq_lens[rows] - counts
+        start = self._state.seq_lens[rows.index] - counts
         column = torch.arange(width, device=rows.device)
-        token_ids = self._state.tokens[rows.unsqueeze(1), start.unsqueeze(1) + 1 + column]
+        token_ids = self._state.tokens[rows.index.unsqueeze(1), start.unsqueeze(1) + 1 + column]
         is_real = column < counts.unsqueeze(1)
         last = (counts - 1).clamp_min(0).view(-1, 1, 1).expand(-1, 1, hidden.shape[2])
         for number in range(len(self._heads)):
             out = self._read_rows(number, rows, start - number, token_ids, hidden, is_real)
-            carried = self._carry[number, rows]
-            self._carry[number, rows] = torch.where(is_real[:, :1], out.gather(1, last).squeeze(1), carried)
+            carried = self._carry[number, rows.index]
+            self._carry[number, rows.index] = torch.where(is_real[:, :1], out.gather(1, last).squeeze(1), carried)
             hidden = torch.cat([carried.unsqueeze(1), out[:, :-1]], dim=1)
 
     def _read_rows(
         self,
         number: int,
-        rows: Tensor,
+        rows: Rows,
         start: Tensor,
         token_ids: Tensor,
         hidden: Tensor,
@@ -152,9 +151,9 @@ class MultiLayerProposer:
         inputs = ForwardInputs(
             token_ids=token_ids.flatten(),
             positions=at.flatten(),
-            slots=torch.where(written, self._state.slots(rows, at), 0).flatten(),
+            slots=torch.where(written, self._state.slots(rows.index, at), 0).flatten(),
             attention=AttentionInputs(
-                page_table=self._state.page_table[rows],
+                page_table=self._state.page_table[rows.index],
                 prefix_lens=prefix.to(torch.int32),
                 q_indptr=torch.arange(0, (batch + 1) * width, width, dtype=torch.int32, device=rows.device),
                 tree_mask=mask.flatten(),
@@ -183,7 +182,9 @@ class MultiLayerProposer:
         if not filled:
             return list(hidden)
         begins, ends = [spans[i][0] for i in filled], [spans[i][1] for i in filled]
-        inputs = over_spans(self._state, [chunks[i].row for i in filled], begins, ends, shift=number + 1)
+        inputs = over_spans(
+            self._state, self._state.rows([chunks[i].row for i in filled]), begins, ends, shift=number + 1
+        )
         out = self._heads[number].forward(torch.cat([hidden[i] for i in filled]), inputs, self.kv, number)
         results = list(hidden)
         for i, part in zip(filled, torch.split(out, [e - b for b, e in zip(begins, ends, strict=True)]), strict=True):

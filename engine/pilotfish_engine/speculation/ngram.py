@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from pilotfish_engine.batch.rows import Rows
 from pilotfish_engine.batch.state import RequestState
 from pilotfish_engine.contract.speculation import Envelope, Settings
 from pilotfish_engine.errors import MethodError
@@ -39,23 +40,21 @@ class NgramProposer:
     def extend(self, chunks: Sequence[Chunk], target: TargetHidden) -> None:
         pass
 
-    def due(self, host_rows: Sequence[int], settings: Settings) -> list[int] | None:
+    def due(self, rows: Rows, settings: Settings) -> list[int] | None:
         return None
 
-    def catch_up(self, rows: torch.Tensor, host_rows: Sequence[int], counts: torch.Tensor, width: int) -> None:
+    def catch_up(self, rows: Rows, counts: torch.Tensor, width: int) -> None:
         pass
 
-    def propose(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:
+    def propose(self, rows: Rows, settings: Settings) -> Candidates:
         drafts = ngram_matcher.drafts if self._on_cpu else ngram_tensors.drafts
         state = self._state
-        return drafts(state.tokens, state.seq_lens, rows, settings.topk, settings.num_steps, self._corpus)
+        return drafts(state.tokens, state.seq_lens, rows.index, settings.topk, settings.num_steps, self._corpus)
 
-    def accepted(
-        self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings, verdict: Verdict, target: TargetHidden
-    ) -> None:
+    def accepted(self, rows: Rows, settings: Settings, verdict: Verdict, target: TargetHidden) -> None:
         pass
 
-    def skipped(self, rows: torch.Tensor, host_rows: Sequence[int], target: TargetHidden) -> None:
+    def skipped(self, rows: Rows, target: TargetHidden) -> None:
         pass
 
     def reusable_len(self, row: int, seq_len: int) -> int:

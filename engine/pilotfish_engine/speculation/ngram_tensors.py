@@ -144,9 +144,7 @@ def _merge(matches: _Matches, topk: int, num_steps: int) -> Candidates:
     depth = torch.arange(num_steps, device=device)
     column = topk + (depth - 1) * wanted + number.unsqueeze(1)
     column = torch.where(depth == 0, rank, column)
-    parents = torch.cat(
-        [torch.full_like(column[..., :1], -1), column[..., :-1].gather(1, first[..., :-1])], dim=2
-    )
+    parents = torch.cat([torch.full_like(column[..., :1], -1), column[..., :-1].gather(1, first[..., :-1])], dim=2)
     total = matches.weights.sum(dim=1).clamp_min(1)
     # the share of the votes, and at each step the risk that the context misleads: longer ones are surer. In float64,
     # so that rounding to float32 leaves nothing of how a device computes logarithms

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from pilotfish_engine.batch.rows import Rows
 from pilotfish_engine.batch.state import RequestState
 from pilotfish_engine.contract.speculation import Envelope, Settings
 from pilotfish_engine.model.decoder import Decoder
@@ -32,8 +33,8 @@ class TargetHidden:
 
 
 class Proposer(Protocol):
-    """Drafts for a batch. `rows` int64 [B] is on the device, `host_rows` the same on the host. One whose checkpoint can
-    do less than the contract's bounds says so by `max_num_steps` and `max_topk`."""
+    """Drafts for a batch. One whose checkpoint can do less than the contract's bounds says so by `max_num_steps` and
+    `max_topk`."""
 
     aux_layers: tuple[int, ...]  # target layers whose inputs the method reads; empty for none
     lookahead: int  # how many tokens after it a row of the method's KV depends on
@@ -50,26 +51,24 @@ class Proposer(Protocol):
         """Prompt chunks went through the target. The token after each chunk is known by now."""
         ...
 
-    def due(self, host_rows: Sequence[int], settings: Settings) -> list[int] | None:
+    def due(self, rows: Rows, settings: Settings) -> list[int] | None:
         """Before each step, the host's part of it: how many of each row's last known tokens, which plain steps left,
         the method has to read first. They count as read from here on. None: nothing now."""
         ...
 
-    def catch_up(self, rows: torch.Tensor, host_rows: Sequence[int], counts: torch.Tensor, width: int) -> None:
+    def catch_up(self, rows: Rows, counts: torch.Tensor, width: int) -> None:
         """It reads the last counts[i] ≤ width of each row, int64 [B]; 0 leaves a row as it is. From here to the step's
         end the method is tensor code that a CUDA graph may hold: it keeps nothing on the host, and does the same for
         other rows."""
         ...
 
-    def propose(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates: ...
+    def propose(self, rows: Rows, settings: Settings) -> Candidates: ...
 
-    def accepted(
-        self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings, verdict: Verdict, target: TargetHidden
-    ) -> None:
+    def accepted(self, rows: Rows, settings: Settings, verdict: Verdict, target: TargetHidden) -> None:
         """A speculative step was committed (draft-extend)."""
         ...
 
-    def skipped(self, rows: torch.Tensor, host_rows: Sequence[int], target: TargetHidden) -> None:
+    def skipped(self, rows: Rows, target: TargetHidden) -> None:
         """A plain step was committed: one token a row. The method may read it later, but before it proposes."""
         ...
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pilotfish_engine.batch.passes import last_padded_places, last_places, over_padded_rows, over_spans
+from pilotfish_engine.batch.rows import Rows
 from pilotfish_engine.batch.state import RequestState
 from pilotfish_engine.contract.speculation import MAX_TOPK, Settings
 from pilotfish_engine.model.inputs import ForwardInputs, KVCache
@@ -89,23 +90,23 @@ class RecurrentProposer:
         return seq_len - self._unread.lag(row)
 
     def extend(self, chunks: Sequence[Chunk], target: TargetHidden) -> None:
-        host_rows = [chunk.row for chunk in chunks]
-        inputs = over_spans(self._state, host_rows, [c.start for c in chunks], [c.end for c in chunks], shift=1)
+        rows = self._state.rows([chunk.row for chunk in chunks])
+        inputs = over_spans(self._state, rows, [c.start for c in chunks], [c.end for c in chunks], shift=1)
         inputs = replace(inputs, only=last_places(inputs))
         out, hidden = self._head.forward(self._head.combine(self._head.features(target)), inputs, self.kv)
-        self._keep_best(self._state.row_index(host_rows), host_rows, out, hidden)
+        self._keep_best(rows, out, hidden)
 
-    def due(self, host_rows: Sequence[int], settings: Settings) -> list[int] | None:
-        return self._unread.due(host_rows, settings.num_steps)
+    def due(self, rows: Rows, settings: Settings) -> list[int] | None:
+        return self._unread.due(rows, settings.num_steps)
 
-    def catch_up(self, rows: Tensor, host_rows: Sequence[int], counts: Tensor, width: int) -> None:
-        self._read_last(rows, host_rows, counts, self._unread.features(rows, counts, width), changed=counts > 0)
+    def catch_up(self, rows: Rows, counts: Tensor, width: int) -> None:
+        self._read_last(rows, counts, self._unread.features(rows, counts, width), changed=counts > 0)
 
-    def propose(self, rows: Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:
+    def propose(self, rows: Rows, settings: Settings) -> Candidates:
         k = settings.topk
-        first = self._state.seq_lens[rows]
-        recurring = self._hidden[rows].unsqueeze(1)  # [B, nodes of the depth before, H]
-        token_rows = rows.repeat_interleave(k, output_size=len(host_rows) * k)
+        first = self._state.seq_lens[rows.index]
+        recurring = self._hidden[rows.index].unsqueeze(1)  # [B, nodes of the depth before, H]
+        token_rows = rows.repeated(k)
         places = Places(self._state, rows, first, settings.num_steps - 1, k)
 
         def run(frontier: Frontier) -> tuple[Tensor, Tensor]:
@@ -113,25 +114,22 @@ class RecurrentProposer:
             came_from = frontier.came_from.unsqueeze(2).expand(-1, -1, recurring.shape[2])
             inputs = places.inputs(frontier)
             out, hidden = self._head.forward(recurring.gather(1, came_from).flatten(0, 1), inputs, self.kv)
-            recurring = hidden.view(len(host_rows), k, -1)
-            ids, scores = self._best(out, token_rows, inputs.positions + 2, host_rows, k)
+            recurring = hidden.view(len(rows), k, -1)
+            ids, scores = self._best(out, token_rows, inputs.positions + 2, k)
             return ids.view(-1, k, k), scores.view(-1, k, k)
 
-        return grow(self._next_ids[rows, :k], self._next_scores[rows, :k], settings.num_steps, run)
+        return grow(self._next_ids[rows.index, :k], self._next_scores[rows.index, :k], settings.num_steps, run)
 
-    def accepted(
-        self, rows: Tensor, host_rows: Sequence[int], settings: Settings, verdict: Verdict, target: TargetHidden
-    ) -> None:
+    def accepted(self, rows: Rows, settings: Settings, verdict: Verdict, target: TargetHidden) -> None:
         features = self._head.features(target)[verdict.flat]  # [B, D, feature_size]
-        self._read_last(rows, host_rows, verdict.accept_lens, features)
+        self._read_last(rows, verdict.accept_lens, features)
 
-    def skipped(self, rows: Tensor, host_rows: Sequence[int], target: TargetHidden) -> None:
+    def skipped(self, rows: Rows, target: TargetHidden) -> None:
         self._unread.keep(rows, self._head.features(target))
 
     def _read_last(
         self,
-        rows: Tensor,
-        host_rows: Sequence[int],
+        rows: Rows,
         counts: Tensor,
         features: Tensor,
         changed: Tensor | None = None,
@@ -140,30 +138,26 @@ class RecurrentProposer:
         the first counts[i] of them in order, the rest is padding. changed: bool [B], the others stay as they are and
         have counts of 0; None: all are changed."""
         width = features.shape[1]
-        start = self._state.seq_lens[rows] - counts
+        start = self._state.seq_lens[rows.index] - counts
         inputs = over_padded_rows(self._state, rows, start, counts, width, shift=1)
         inputs = replace(inputs, only=last_padded_places(counts, width))
         out, hidden = self._head.forward(self._head.combine(features.flatten(0, 1)), inputs, self.kv)
-        self._keep_best(rows, host_rows, out, hidden, changed)
+        self._keep_best(rows, out, hidden, changed)
 
-    def _best(
-        self, out: Tensor, token_rows: Tensor, positions: Tensor, host_rows: Sequence[int], k: int
-    ) -> tuple[Tensor, Tensor]:
-        """The best k tokens for each of `positions`, and their log-probabilities, [N, k]."""
+    def _best(self, out: Tensor, rows: Rows, positions: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The best k tokens for each of `positions` of `rows`, and their log-probabilities, [N, k]."""
         vocabulary = self._vocabulary
         logits = vocabulary.known(self._head.logits(out))
-        scores, places = self._state.best_drafts(logits, token_rows, positions, host_rows, k, vocabulary.ids)
+        scores, places = self._state.best_drafts(logits, rows, positions, k, vocabulary.ids)
         return vocabulary.ids[places], scores
 
-    def _keep_best(
-        self, rows: Tensor, host_rows: Sequence[int], out: Tensor, hidden: Tensor, changed: Tensor | None = None
-    ) -> None:
-        ids, scores = self._best(out, rows, self._state.seq_lens[rows] + 1, host_rows, self.max_topk)
+    def _keep_best(self, rows: Rows, out: Tensor, hidden: Tensor, changed: Tensor | None = None) -> None:
+        ids, scores = self._best(out, rows, self._state.seq_lens[rows.index] + 1, self.max_topk)
         if changed is not None:
             changed = changed.unsqueeze(1)
-            ids = torch.where(changed, ids, self._next_ids[rows])
-            scores = torch.where(changed, scores, self._next_scores[rows])
-            hidden = torch.where(changed, hidden, self._hidden[rows])
-        self._next_ids[rows] = ids
-        self._next_scores[rows] = scores
-        self._hidden[rows] = hidden
+            ids = torch.where(changed, ids, self._next_ids[rows.index])
+            scores = torch.where(changed, scores, self._next_scores[rows.index])
+            hidden = torch.where(changed, hidden, self._hidden[rows.index])
+        self._next_ids[rows.index] = ids
+        self._next_scores[rows.index] = scores
+        self._hidden[rows.index] = hidden

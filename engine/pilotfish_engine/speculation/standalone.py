@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from pilotfish_engine.batch.passes import last_padded_places, last_places, over_padded_rows, over_spans
+from pilotfish_engine.batch.rows import Rows
 from pilotfish_engine.batch.state import RequestState
 from pilotfish_engine.contract.speculation import MAX_TOPK, Envelope, Settings
 from pilotfish_engine.errors import MethodError
@@ -57,69 +58,66 @@ class StandaloneProposer:
 
     def extend(self, chunks: Sequence[Chunk], target: TargetHidden) -> None:
         """A chunk's tokens and the one after it: the draft stays one row ahead, so a later chunk begins one further."""
-        host_rows = [chunk.row for chunk in chunks]
+        rows = self._state.rows([chunk.row for chunk in chunks])
         begins = [chunk.start + self._ahead[chunk.row] for chunk in chunks]
-        inputs = over_spans(self._state, host_rows, begins, [chunk.end + 1 for chunk in chunks])
+        inputs = over_spans(self._state, rows, begins, [chunk.end + 1 for chunk in chunks])
         hidden, _ = self._draft.forward(inputs, self.kv)
-        self._keep_best(self._state.row_index(host_rows), host_rows, hidden[last_places(inputs)])
+        self._keep_best(rows, hidden[last_places(inputs)])
         for chunk in chunks:
             self._ahead[chunk.row] = not chunk.last
 
-    def due(self, host_rows: Sequence[int], settings: Settings) -> list[int] | None:
-        return self._unread.due(host_rows, settings.num_steps)
+    def due(self, rows: Rows, settings: Settings) -> list[int] | None:
+        return self._unread.due(rows, settings.num_steps)
 
-    def catch_up(self, rows: torch.Tensor, host_rows: Sequence[int], counts: torch.Tensor, width: int) -> None:
-        self._read_last(rows, host_rows, counts, width)
+    def catch_up(self, rows: Rows, counts: torch.Tensor, width: int) -> None:
+        self._read_last(rows, counts, width)
 
-    def propose(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:
+    def propose(self, rows: Rows, settings: Settings) -> Candidates:
         k = settings.topk
-        first = self._state.seq_lens[rows] + 1
-        token_rows = rows.repeat_interleave(k, output_size=len(host_rows) * k)
+        first = self._state.seq_lens[rows.index] + 1
+        token_rows = rows.repeated(k)
         places = Places(self._state, rows, first, settings.num_steps - 1, k)
 
         def run(frontier: Frontier) -> tuple[torch.Tensor, torch.Tensor]:
             inputs = places.inputs(frontier)
             hidden, _ = self._draft.forward(inputs, self.kv)
-            scores, ids = self._best(hidden, token_rows, inputs.positions + 1, host_rows, k)
+            scores, ids = self._best(hidden, token_rows, inputs.positions + 1, k)
             return ids.view(-1, k, k), scores.view(-1, k, k)
 
-        return grow(self._next_ids[rows, :k], self._next_scores[rows, :k], settings.num_steps, run)
+        return grow(self._next_ids[rows.index, :k], self._next_scores[rows.index, :k], settings.num_steps, run)
 
-    def accepted(
-        self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings, verdict: Verdict, target: TargetHidden
-    ) -> None:
-        self._read_last(rows, host_rows, verdict.accept_lens, verdict.path.shape[1])
+    def accepted(self, rows: Rows, settings: Settings, verdict: Verdict, target: TargetHidden) -> None:
+        self._read_last(rows, verdict.accept_lens, verdict.path.shape[1])
 
-    def skipped(self, rows: torch.Tensor, host_rows: Sequence[int], target: TargetHidden) -> None:
+    def skipped(self, rows: Rows, target: TargetHidden) -> None:
         self._unread.keep(rows, target.hidden[:, :0])
 
-    def _read_last(self, rows: torch.Tensor, host_rows: Sequence[int], counts: torch.Tensor, width: int) -> None:
+    def _read_last(self, rows: Rows, counts: torch.Tensor, width: int) -> None:
         """The draft reads the last counts[i] ≤ width known tokens of each row (int64 [B]); 0 leaves a row as it is."""
-        start = self._state.seq_lens[rows] + 1 - counts
+        start = self._state.seq_lens[rows.index] + 1 - counts
         inputs = over_padded_rows(self._state, rows, start, counts, width)
         hidden, _ = self._draft.forward(inputs, self.kv)
-        self._keep_best(rows, host_rows, hidden[last_padded_places(counts, width)], counts > 0)
+        self._keep_best(rows, hidden[last_padded_places(counts, width)], counts > 0)
 
     def _best(
-        self, hidden: torch.Tensor, token_rows: torch.Tensor, positions: torch.Tensor, host_rows: Sequence[int], k: int
+        self, hidden: torch.Tensor, rows: Rows, positions: torch.Tensor, k: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities and ids of the best k tokens for each `positions`, [N, k]."""
+        """Log-probabilities and ids of the best k tokens for each of `positions` of `rows`, [N, k]."""
         logits = self._vocabulary.known(self._draft.logits(hidden))
-        return self._state.best_drafts(logits, token_rows, positions, host_rows, k)
+        return self._state.best_drafts(logits, rows, positions, k)
 
     def _keep_best(
         self,
-        rows: torch.Tensor,
-        host_rows: Sequence[int],
+        rows: Rows,
         hidden: torch.Tensor,
         changed: torch.Tensor | None = None,
     ) -> None:
-        scores, ids = self._best(hidden, rows, self._state.seq_lens[rows] + 1, host_rows, self.max_topk)
+        scores, ids = self._best(hidden, rows, self._state.seq_lens[rows.index] + 1, self.max_topk)
         if changed is not None:
-            ids = torch.where(changed.unsqueeze(1), ids, self._next_ids[rows])
-            scores = torch.where(changed.unsqueeze(1), scores, self._next_scores[rows])
-        self._next_ids[rows] = ids
-        self._next_scores[rows] = scores
+            ids = torch.where(changed.unsqueeze(1), ids, self._next_ids[rows.index])
+            scores = torch.where(changed.unsqueeze(1), scores, self._next_scores[rows.index])
+        self._next_ids[rows.index] = ids
+        self._next_scores[rows.index] = scores
 
 
 def recognises(models: Models) -> bool:

@@ -13,6 +13,7 @@ import torch
 
 from pilotfish_engine.contract.speculation import MAX_NUM_DRAFT_TOKENS, Settings
 from pilotfish_engine.distributed.collectives import Ranks
+from pilotfish_engine.sampling.grammar_rows import TreeNodes
 
 ROOT = 0
 ABSENT = float("-inf")  # score of a candidate that is only padding
@@ -69,6 +70,13 @@ class DraftTree:
     node: torch.Tensor
     used: torch.Tensor
     indptr: torch.Tensor
+
+    @property
+    def nodes(self) -> TreeNodes | None:
+        """What a grammar reads of it; None where nothing was drafted."""
+        if self.token_ids.shape[1] == 1:
+            return None
+        return TreeNodes(self.token_ids, self.parents, self.real, self.flat, self.request.shape[0])
 
     def packed(self, values: torch.Tensor, padding: int = 0) -> torch.Tensor:
         """[B, W] → [N]: the values of the nodes by their place in the pass."""

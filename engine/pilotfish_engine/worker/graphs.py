@@ -17,10 +17,13 @@ from typing import Generic, TypeVar
 
 import torch
 
+from pilotfish_engine.batch.rows import Rows
 from pilotfish_engine.contract.speculation import Settings
 from pilotfish_engine.model.memory import put
 from pilotfish_engine.sampling.logprobs import Logprobs
 from pilotfish_engine.speculation.step import Step, StepResult
+from pilotfish_engine.speculation.tree import DraftTree
+from pilotfish_engine.types import Traits
 from pilotfish_engine.worker.recording import CudaRecorder, Recorder, Recordings
 
 MOST_GRAPHS = 128  # the longest unused one goes
@@ -64,49 +67,47 @@ class _Part(Generic[Result]):
 
 
 class _Graph:
-    """rows: int64 [bucket], which its steps read; host_rows are those of the first of them, and others of its kind are
-    as these."""
+    """rows: of the bucket, which its steps read. Their numbers on the host are those of the first batch, and others of
+    its kind are as these."""
 
-    def __init__(self, step: Step, host_rows: Sequence[int]) -> None:
-        self.rows = torch.empty(len(host_rows), dtype=torch.int64, device=step.state.device)
+    def __init__(self, step: Step, like: Rows) -> None:
+        self.rows = replace(like, index=torch.empty(len(like), dtype=torch.int64, device=step.state.device))
         self._filled_with: torch.Tensor | None = None
         self._step = step
-        self._host_rows = host_rows
 
-    def fill(self, rows: torch.Tensor) -> None:
+    def fill(self, index: torch.Tensor) -> None:
         """With the batch's, which change seldom."""
-        if self._filled_with is not rows:
-            self.rows[: len(rows)] = rows
-            self.rows[len(rows) :] = self._step.state.padding_row
-            self._filled_with = rows
+        if self._filled_with is not index:
+            self.rows.index[: len(index)] = index
+            self.rows.index[len(index) :] = self._step.state.padding_row
+            self._filled_with = index
 
 
 class _StepGraph(_Graph):
     """Steps of one size, with the same settings."""
 
-    def __init__(self, step: Step, recordings: Recordings | None, host_rows: Sequence[int], settings: Settings) -> None:
-        super().__init__(step, host_rows)
+    def __init__(self, step: Step, recordings: Recordings | None, like: Rows, settings: Settings) -> None:
+        super().__init__(step, like)
         self._recordings = recordings
         self._settings = settings
-        self._whole = _Part(recordings, lambda: self._padded(step.run))
+        self._whole = _Part(recordings, lambda: self._padded(step))
         # with a grammar: the part before the masks, and the part that reads them
         self._first = _Part(recordings, lambda: self._padded(step.draft))
         self._second: _Part[StepResult] | None = None
-        self._allowed = self.rows.new_empty(0)
+        self._allowed = self.rows.index.new_empty(0)
 
     def __call__(self, host_rows: Sequence[int]) -> StepResult:
-        step, settings = self._step, self._settings
-        if not step.state.grammars.guides(host_rows):
+        """host_rows: of the batch at hand."""
+        if Traits.GUIDED not in self.rows.traits:
             return self._whole()
         tree = self._first()
-        allowed = step.allowed(host_rows, tree)
+        allowed = self._step.state.grammars.allowed(host_rows, tree.nodes)
         assert allowed is not None, "a row has a grammar"
         if not self._first.recorded:  # the tree is another one each time
-            return step.judge(self.rows, self._host_rows, settings, tree, allowed)
+            return self._judge(tree, allowed)
         if self._second is None:
             self._allowed = allowed
-            judge = lambda: step.judge(self.rows, self._host_rows, settings, tree, self._allowed)  # noqa: E731
-            self._second = _Part(self._recordings, judge)
+            self._second = _Part(self._recordings, lambda: self._judge(tree, self._allowed))
         else:
             self._allowed.copy_(allowed)
         return self._second()
@@ -115,18 +116,22 @@ class _StepGraph(_Graph):
         """Now, instead of at the next step; without a grammar."""
         self._whole.record()
 
-    def _padded(self, part: Callable[[torch.Tensor, Sequence[int], Settings], Result]) -> Result:
+    def _judge(self, tree: DraftTree, allowed: torch.Tensor) -> StepResult:
+        found = self._step.verify(self.rows, tree, self._settings.num_steps, allowed)
+        return self._step.commit(self.rows, self._settings, found)
+
+    def _padded(self, part: Callable[[Rows, Settings], Result]) -> Result:
         self._step.state.clear_padding()
-        return part(self.rows, self._host_rows, self._settings)
+        return part(self.rows, self._settings)
 
 
 class _CatchUpGraph(_Graph):
     """A draft's reading of what plain steps left, `width` tokens of a row at most."""
 
-    def __init__(self, step: Step, recordings: Recordings | None, host_rows: Sequence[int], width: int) -> None:
-        super().__init__(step, host_rows)
+    def __init__(self, step: Step, recordings: Recordings | None, like: Rows, width: int) -> None:
+        super().__init__(step, like)
         self._width = width
-        self._counts = torch.zeros_like(self.rows)
+        self._counts = torch.zeros_like(self.rows.index)
         self._read = _Part(recordings, self._run)
 
     def __call__(self, counts: Sequence[int]) -> None:
@@ -135,8 +140,9 @@ class _CatchUpGraph(_Graph):
         self._read()
 
     def _run(self) -> None:
+        assert self._step.proposer is not None, "without a draft nothing is due"
         self._step.state.clear_padding()
-        self._step.catch_up(self.rows, self._host_rows, self._counts, self._width)
+        self._step.proposer.catch_up(self.rows, self._counts, self._width)
 
 
 Key = TypeVar("Key")
@@ -186,8 +192,8 @@ class StepGraphs:
         self._clock = clock
         self.recordings = Recordings(record)
         # by the rows with their padding, and the rows' traits
-        self.steps = _Kept[tuple[int, Settings, int], _StepGraph](self.recordings)
-        self.catch_ups = _Kept[tuple[int, int, int], _CatchUpGraph](self.recordings)
+        self.steps = _Kept[tuple[int, Settings, Traits], _StepGraph](self.recordings)
+        self.catch_ups = _Kept[tuple[int, int, Traits], _CatchUpGraph](self.recordings)
         self._slow_ms = deque([FIRST_STEP_MS], maxlen=RECENT)  # steps that were not replayed
         self.replayed = False
 
@@ -195,13 +201,12 @@ class StepGraphs:
     def ahead(self, batch: int, settings: Settings) -> None:
         """Records steps of so many rows, as the first ones are admitted, before any request is there."""
         step, state = self._step, self._step.state
-        padded = list(range(bucket(batch, state.padding_row)))
-        kind = (len(padded), settings, state.traits(padded))
+        rows = state.rows(range(bucket(batch, state.padding_row)))
+        kind = (len(rows), settings, rows.traits)
         if self.steps.missing(kind):
-            rows = state.row_index(padded)
-            step.run(rows, padded, settings)  # loads its kernels
-            graph = self.steps.keep(kind, _StepGraph(step, self.recordings, padded, settings))
-            graph.fill(rows)
+            step(rows, settings)  # loads its kernels
+            graph = self.steps.keep(kind, _StepGraph(step, self.recordings, rows, settings))
+            graph.fill(rows.index)
             graph.record()
 
     def sizes(self) -> list[int]:
@@ -209,30 +214,34 @@ class StepGraphs:
         most = self._step.state.padding_row
         return sorted({bucket(batch, most) for batch in range(1, most + 1)})
 
-    def __call__(self, rows: torch.Tensor, host_rows: Sequence[int], settings: Settings) -> StepResult:
-        begun, step, batch = self._clock(), self._step, len(host_rows)
-        padding_row = step.state.padding_row
-        padded = [*host_rows, *[padding_row] * (bucket(batch, padding_row) - batch)]
-        traits = step.state.traits(host_rows)
-        counts = step.due(host_rows, settings)
-        missing = 0 if counts is None else self._catch_up(rows, padded, traits, counts)
-        kind = (len(padded), settings, traits)
+    def __call__(self, rows: Rows, settings: Settings) -> StepResult:
+        """As Step.catch_up and then the step."""
+        begun, step, batch = self._clock(), self._step, len(rows)
+        padded = self._padded(rows)
+        counts = None if step.proposer is None else step.proposer.due(rows, settings)
+        missing = 0 if counts is None else self._catch_up(padded, counts)
+        kind = (len(padded), settings, rows.traits)
         missing += self.steps.missing(kind)
         graph = self.steps.get(kind, lambda recordings: _StepGraph(step, recordings, padded, settings))
-        graph.fill(rows)
-        result = _of_first(graph(padded), batch)
+        graph.fill(rows.index)
+        result = _of_first(graph(padded.host), batch)
         self.replayed = missing == 0
         if not self.replayed:
             self._slow_ms.append((self._clock() - begun) * 1e3)
         return result
 
-    def _catch_up(self, rows: torch.Tensor, padded: Sequence[int], traits: int, counts: Sequence[int]) -> int:
+    def _padded(self, rows: Rows) -> Rows:
+        """With rows of padding on the host; on the device they are the graph's."""
+        padding_row = self._step.state.padding_row
+        return replace(rows, host=rows.host + (padding_row,) * (bucket(len(rows), padding_row) - len(rows)))
+
+    def _catch_up(self, padded: Rows, counts: Sequence[int]) -> int:
         """Returns what was missing of it."""
         step, width = self._step, 1 << (max(counts) - 1).bit_length()
-        kind = (len(padded), width, traits)
+        kind = (len(padded), width, padded.traits)
         missing = self.catch_ups.missing(kind)
         graph = self.catch_ups.get(kind, lambda recordings: _CatchUpGraph(step, recordings, padded, width))
-        graph.fill(rows)
+        graph.fill(padded.index)
         graph(counts)
         return missing
 

@@ -1,5 +1,4 @@
-"""Measures what each part of a step costs on this machine, with the very code that a step runs (policy.md, cost
-profile).
+"""Measures what each part of a step costs on this machine, with the very code that a step runs.
 
 Runs before any request is admitted, over rows whose page tables point into the still unused pool.
 """
@@ -12,6 +11,7 @@ from typing import TypeVar
 
 import torch
 
+from pilotfish_engine.batch.rows import Rows
 from pilotfish_engine.contract.speculation import PLAIN, CostProfile, Envelope, Settings
 from pilotfish_engine.speculation.proposer import TargetHidden
 from pilotfish_engine.speculation.step import Step, StepResult
@@ -21,7 +21,7 @@ from pilotfish_engine.worker.graphs import recorder
 from pilotfish_engine.worker.to_host import ToHost
 
 Result = TypeVar("Result")
-Run = Callable[[torch.Tensor, Sequence[int]], Result]  # over rows, int64 [B] on the device and the same on the host
+Run = Callable[[Rows], Result]
 
 REPEATS = 4
 ENOUGH_MS = 150.0  # no more repeats after this long: the longer a pass, the less it varies
@@ -92,16 +92,16 @@ class _Bench:
         return table
 
     def _step_of(self, settings: Settings) -> Run[StepResult]:
-        return lambda rows, host_rows: self.step.run(rows, host_rows, settings)
+        return lambda rows: self.step(rows, settings)
 
     def _pass_over(self, width: int) -> Run[object]:
         """A target pass over `width` nodes a row, as a chain."""
         step = self.step
 
-        def run(rows: torch.Tensor, host_rows: Sequence[int]) -> object:
-            root = step.draft(rows, host_rows, PLAIN)
+        def run(rows: Rows) -> object:
+            root = step.draft(rows, PLAIN)
             tree = root if width == 1 else _chain(root.token_ids[:, 0], width)
-            return step.target_pass(rows, host_rows, tree, width - 1)
+            return step.verify(rows, tree, width - 1)
 
         return run
 
@@ -120,7 +120,7 @@ class _Bench:
         return draft, extend
 
     def _propose(self, settings: Settings) -> Run[object]:
-        return lambda rows, host_rows: self.step.draft(rows, host_rows, settings)
+        return lambda rows: self.step.draft(rows, settings)
 
     def _advance(self, settings: Settings) -> Run[object]:
         """The draft-extend after a step in which every row had all its drafts accepted."""
@@ -128,15 +128,15 @@ class _Bench:
         assert step.proposer is not None, "only a method that drafts has a draft-extend"
         proposer = step.proposer
 
-        def run(rows: torch.Tensor, host_rows: Sequence[int]) -> None:
-            zeros = torch.zeros(len(host_rows), nodes, dtype=torch.int64, device=rows.device)
+        def run(rows: Rows) -> None:
+            zeros = torch.zeros(len(rows), nodes, dtype=torch.int64, device=rows.device)
             hidden = torch.zeros(
-                len(host_rows) * nodes, step.target.shape.hidden_size, dtype=step.target.dtype, device=rows.device
+                len(rows) * nodes, step.target.shape.hidden_size, dtype=step.target.dtype, device=rows.device
             )
             flat = torch.arange(zeros.numel(), device=rows.device).view_as(zeros)
             verdict = Verdict(zeros, zeros[:, 0] + nodes, zeros, flat)
             target = TargetHidden(hidden, tuple(hidden for _ in proposer.aux_layers))
-            proposer.accepted(rows, host_rows, settings, verdict, target)
+            proposer.accepted(rows, settings, verdict, target)
 
         return run
 
@@ -152,12 +152,11 @@ class _Bench:
     ) -> float:
         """Least milliseconds of `run` over the first `batch` rows, and of what is done with its result: what disturbs a
         measurement only adds to it. On a GPU of a recorded graph, as a step is run there."""
-        state, host_rows = self.step.state, list(range(batch))
-        rows = state.row_index(host_rows)
+        state, rows = self.step.state, self.step.state.rows(range(batch))
         times: list[float] = []
 
         def again() -> Result:
-            return run(rows, host_rows)
+            return run(rows)
 
         if self.record is not None:
             state.seq_lens.fill_(min(context, state.length // 2))

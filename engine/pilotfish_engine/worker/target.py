@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -31,6 +31,7 @@ from pilotfish_engine.types import (
     LogprobArrays,
     Read,
     SpeculationReport,
+    Traits,
     WorkerLimits,
 )
 from pilotfish_engine.worker.graphs import StepGraphs
@@ -41,16 +42,6 @@ NOT_FINITE = (
     "the model gives NaN or infinite numbers behind these tokens, so that none can be chosen; another prompt, or "
     "another --dtype, would work"
 )
-
-
-@dataclass(frozen=True)
-class _HostArray:
-    """A result that has been copied to the host already."""
-
-    values: list[int]
-
-    def tolist(self) -> list[int]:
-        return self.values
 
 
 class _Launched:
@@ -175,7 +166,7 @@ class TargetWorker:
     def start(self, batch: Batch, settings: Settings) -> Read:
         """As `launch`, with these settings."""
         host_rows = batch.rows or [chunk.row for chunk in batch.chunks]
-        if self._step.state.grammars.guides(host_rows):  # masks are made of what was committed
+        if Traits.GUIDED in self._step.state.traits(host_rows):  # masks are made of what was committed
             self._read_all()
         for added in batch.new_pages:
             self._step.state.append_pages(added.row, added.first, added.pages)
@@ -199,9 +190,11 @@ class TargetWorker:
             self._unread.popleft().finish()
 
     def _decode(self, host_rows: Sequence[int], context_tokens: int, settings: Settings) -> Read:
-        state, device = self._step.state, self._step.state.device
+        rows, device = self._step.state.rows(host_rows), self._step.state.device
         begun, before = Moment(device, self._clock), self._ended
-        result = (self._graphs or self._step)(state.row_index(host_rows), host_rows, settings)
+        if self._graphs is None:
+            self._step.catch_up(rows, settings)
+        result = (self._graphs or self._step)(rows, settings)
         copies = ToHost([result.accept_lens, result.draft_lens, result.next_token_ids])
         logprobs = None if result.logprobs is None else logprobs_to_host(result.logprobs)
         ended = self._ended = Moment(device, self._clock)
@@ -214,9 +207,9 @@ class TargetWorker:
             step_ms = begun.ms_until(ended) if usual else None
             self._controller.observe(settings, context_tokens, accept_lens, step_ms, host_ms)
             done = GenerationBatchResult(
-                next_token_ids=_HostArray(next_token_ids),
-                accept_lens=_HostArray(accept_lens),
-                draft_lens=_HostArray(draft_lens),
+                next_token_ids=next_token_ids,
+                accept_lens=accept_lens,
+                draft_lens=draft_lens,
                 num_draft_tokens=result.num_draft_tokens,
                 logprobs=None if logprobs is None else logprobs(),
             )
@@ -231,13 +224,12 @@ class TargetWorker:
 
     def _extend(self, chunks: Sequence[Chunk]) -> Read:
         state, step = self._step.state, self._step
-        host_rows, ends = [chunk.row for chunk in chunks], [chunk.end for chunk in chunks]
-        rows = state.row_index(host_rows)
-        inputs = over_spans(state, host_rows, [chunk.start for chunk in chunks], ends)
+        rows, ends = state.rows([chunk.row for chunk in chunks]), [chunk.end for chunk in chunks]
+        inputs = over_spans(state, rows, [chunk.start for chunk in chunks], ends)
         aux_layers = step.proposer.aux_layers if step.proposer is not None else ()
         hidden, aux = step.target.forward(inputs, step.kv, aux_layers)
-        state.seq_lens[rows] = put(ends, torch.int64, state.device)
-        first_tokens = self._first_tokens(chunks, rows, hidden[last_places(inputs)])
+        state.seq_lens[rows.index] = put(ends, torch.int64, state.device)
+        first_tokens = self._first_tokens(chunks, hidden[last_places(inputs)])
         scored = self._prompt_logprobs(chunks, hidden)
         if step.proposer is not None:
             step.proposer.extend(chunks, TargetHidden(hidden, tuple(aux)))
@@ -272,37 +264,38 @@ class TargetWorker:
             )
         return found
 
-    def _first_tokens(self, chunks: Sequence[Chunk], rows: torch.Tensor, hidden: torch.Tensor) -> Read:
+    def _first_tokens(self, chunks: Sequence[Chunk], hidden: torch.Tensor) -> Read:
         """Of the rows whose last chunk this was; hidden: [B, H], of each chunk's last token."""
         state = self._step.state
         sampled = [i for i, chunk in enumerate(chunks) if chunk.last]
         which = put(sampled, torch.int64, state.device)
-        host_rows, rows = [chunks[i].row for i in sampled], rows[which]
+        rows = state.rows([chunks[i].row for i in sampled])
+        at = rows.index, state.seq_lens[rows.index]
 
         def spread(values: torch.Tensor) -> torch.Tensor:
             return values.new_zeros(len(chunks), *values.shape[1:]).index_copy_(0, which, values)
 
         logits = self._step.target.logits(hidden[which])
-        allowed = state.grammars.allowed(host_rows)
-        drawn = state.choose(logits, rows, state.seq_lens[rows], host_rows, allowed=allowed)
+        allowed = state.grammars.allowed(rows.host)
+        drawn = state.choose(logits, rows, at[1], allowed=allowed)
         if self._step.ranks is not None:
             drawn = self._step.ranks.broadcast(drawn)
         known = drawn.clamp_min(0)
-        state.tokens[rows, state.seq_lens[rows]] = known
-        state.count(rows, host_rows, known.unsqueeze(1), torch.ones_like(known))
+        state.tokens[at] = known
+        state.count(rows, known.unsqueeze(1), torch.ones_like(known))
         logprobs = None
-        if state.scored(host_rows):
+        if Traits.SCORED in rows.traits:
             found = score(logits, known)
             logprobs = logprobs_to_host(Logprobs(spread(found.chosen), spread(found.top_ids), spread(found.top)))
         copies = ToHost([spread(drawn)])
 
         def read() -> GenerationBatchResult:
             next_token_ids = copies.read()[0].tolist()
-            errors = self._faults(host_rows, [[next_token_ids[i]] for i in sampled])
+            errors = self._faults(rows.host, [[next_token_ids[i]] for i in sampled])
             return GenerationBatchResult(
-                next_token_ids=_HostArray(next_token_ids),
-                accept_lens=_HostArray([int(chunk.last) for chunk in chunks]),
-                draft_lens=_HostArray([0] * len(chunks)),
+                next_token_ids=next_token_ids,
+                accept_lens=[int(chunk.last) for chunk in chunks],
+                draft_lens=[0] * len(chunks),
                 num_draft_tokens=1,
                 logprobs=None if logprobs is None else logprobs(),
                 errors={sampled[i]: error for i, error in errors.items()},

@@ -45,7 +45,7 @@ def measure_needs(step: Step, envelope: Envelope, chunk_size: int) -> Needs:
         _extend(step, rows, chunk_size)
         widest = _widest(step, envelope)
         for settings in dict.fromkeys([PLAIN, widest]):
-            step.run(state.row_index(rows), rows, settings)
+            step(state.rows(rows), settings)
         torch.cuda.synchronize(state.device)
         largest_pass = torch.cuda.memory_reserved(state.device) - before
         _admit(step, rows, SAMPLED)
@@ -68,7 +68,9 @@ def _extend(step: Step, rows: Sequence[int], chunk_size: int) -> None:
         if left > 0:
             chunks.append(Chunk(row, 0, min(left, longest), last=True))
             left -= chunks[-1].end
-    inputs = over_spans(step.state, [c.row for c in chunks], [0] * len(chunks), [c.end for c in chunks])
+    inputs = over_spans(
+        step.state, step.state.rows([c.row for c in chunks]), [0] * len(chunks), [c.end for c in chunks]
+    )
     aux_layers = () if step.proposer is None else step.proposer.aux_layers
     hidden, aux = step.target.forward(inputs, step.kv, aux_layers)
     step.target.logits(hidden[: len(rows)])
@@ -89,11 +91,11 @@ def _graphs(step: Step, rows: Sequence[int], widest: Settings) -> int:
     record = recorder(step)
     if record is None:
         return 0
-    index = step.state.row_index(rows)
+    members = step.state.rows(rows)
     free = [torch.cuda.mem_get_info(step.state.device)[0]]
     kept = []
     for _ in range(3):
-        kept.append(record(lambda: step.run(index, rows, widest)))
+        kept.append(record(lambda: step(members, widest)))
         kept[-1]()  # the driver may take its part at the first launch
         torch.cuda.synchronize(step.state.device)
         free.append(torch.cuda.mem_get_info(step.state.device)[0])

@@ -60,15 +60,15 @@ def test_a_step_is_capturable(engine, monkeypatch, method, draft, num_steps, top
         harness.submit(prompt, max_tokens=30, ignore_eos=True, **sampling)
     harness.step()
     settings = Settings(num_steps=num_steps, topk=topk, num_draft_tokens=1 if num_steps == 0 else 9)
-    rows = [0, 1, 2]
-    index = parts.step.state.row_index(rows)
-    lags = torch.tensor([2, 0, 1]).to(index.device)
+    rows = parts.step.state.rows([0, 1, 2])
+    lags = torch.tensor([2, 0, 1]).to(rows.device)
     for name in HOST_COPIES:
         monkeypatch.setattr(torch.Tensor, name, refuse)
     with torch.inference_mode(), Capturable():
-        result = parts.step(index, rows, settings)
+        parts.step.catch_up(rows, settings)
+        result = parts.step(rows, settings)
         if num_steps > 0:
-            parts.step.catch_up(index, rows, lags, 2)
+            parts.step.proposer.catch_up(rows, lags, 2)
     monkeypatch.undo()
     assert min(result.accept_lens.tolist()) >= 1
 

@@ -20,10 +20,10 @@ def drafted(harness, num_steps, topk):
     """Tokens and scores of what the only running request would draft now."""
     parts, (request,) = harness.parts, harness.scheduler._running
     settings = fixed(num_steps, topk).applied_to(parts.worker.speculation_report().envelope)
-    rows = parts.step.state.row_index([request.row])
+    rows = parts.step.state.rows([request.row])
     with torch.inference_mode():
-        parts.step.prepare(rows, [request.row], settings)
-        found = parts.step.proposer.propose(rows, [request.row], settings)
+        parts.step.catch_up(rows, settings)
+        found = parts.step.proposer.propose(rows, settings)
     real = found.scores[0] > -torch.inf
     return found.token_ids[0][real], found.scores[0][real]
 

@@ -145,7 +145,7 @@ def test_what_plain_steps_left_is_read_by_graphs(engine, greedy, method, draft, 
         assert len(graphs_of(parts).catch_ups) > 0
     if "equal" in draft:  # all that is drafted right behind plain steps is accepted
         drafted = [result for batch, result in harness.worker.steps if result.num_draft_tokens > 1][1:-2]
-        assert all(n == num_steps + 1 for result in drafted for n in result.accept_lens.tolist())
+        assert all(n == num_steps + 1 for result in drafted for n in result.accept_lens)
 
 
 def test_with_a_grammar_a_step_is_two_graphs(engine):
@@ -238,10 +238,10 @@ def test_what_recording_costs_is_said_until_it_is_done(engine):
     clock = iter(range(0, 1000, 5))  # 5 s a call
     subject = StepGraphs(parts.step, Again(), clock=lambda: next(clock))
     state = parts.step.state
-    row = state.row_index([0])
+    row = state.rows([0])
 
     def run(settings: Settings) -> bool:
-        subject(row, [0], settings)
+        subject(row, settings)
         return subject.replayed
 
     chain = Settings(num_steps=2, topk=1, num_draft_tokens=3)

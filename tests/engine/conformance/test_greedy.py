@@ -138,7 +138,7 @@ def test_a_draft_equal_to_the_target_is_always_accepted(
         assert harness.answers[request_id].last.cached_tokens >= len(prompt) - unusable
     for _, result in harness.worker.steps:
         assert result.num_draft_tokens == num_steps + 1
-        assert set(result.accept_lens.tolist()) == {num_steps + 1}
+        assert set(result.accept_lens) == {num_steps + 1}
 
 
 def test_the_tiny_vocabulary_is_the_reference_s(reference):

@@ -232,10 +232,10 @@ def test_a_step_with_all_that_needs_no_host_is_capturable(engine, monkeypatch, m
     harness.step()
     settings = Settings(num_steps=num_steps, topk=topk, num_draft_tokens=9)
     rows = list(range(5))
-    index = harness.parts.step.state.row_index(rows)
+    members = harness.parts.step.state.rows(rows)
     for name in HOST_COPIES:
         monkeypatch.setattr(torch.Tensor, name, refuse)
     with torch.inference_mode(), Capturable():
-        result = harness.parts.step(index, rows, settings)
+        result = harness.parts.step(members, settings)
     monkeypatch.undo()
     assert result.logprobs is not None

@@ -215,5 +215,5 @@ def test_trees_change_no_answer(name, tmp_path, twin):
         with torch.inference_mode():
             logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
         assert logits.argmax(dim=1).tolist() == answer
-    accepted = [length for _, result in engine.worker.steps for length in result.accept_lens.tolist()]
+    accepted = [length for _, result in engine.worker.steps for length in result.accept_lens]
     assert max(accepted) > 2, "no path was long enough to be moved"

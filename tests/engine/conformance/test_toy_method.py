@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pilotfish_engine.batch.rows import Rows
 from pilotfish_engine.contract.speculation import MAX_TOPK, Envelope, Settings
 from pilotfish_engine.errors import MethodError
 from pilotfish_engine.speculation import registry
@@ -60,14 +61,14 @@ class ToyProposer:
     def extend(self, chunks: Sequence[Chunk], target: TargetHidden) -> None:
         self._look_at(target, sum(chunk.end - chunk.start for chunk in chunks))
 
-    def due(self, host_rows: Sequence[int], settings: Settings) -> list[int] | None:
+    def due(self, rows: Rows, settings: Settings) -> list[int] | None:
         return None
 
-    def catch_up(self, rows: Tensor, host_rows: Sequence[int], counts: Tensor, width: int) -> None:
+    def catch_up(self, rows: Rows, counts: Tensor, width: int) -> None:
         pass
 
-    def propose(self, rows: Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:
-        last = self._state.tokens[rows].gather(1, self._state.seq_lens[rows].unsqueeze(1)).squeeze(1)
+    def propose(self, rows: Rows, settings: Settings) -> Candidates:
+        last = self._state.tokens[rows.index].gather(1, self._state.seq_lens[rows.index].unsqueeze(1)).squeeze(1)
         k = settings.topk
 
         def run(frontier: Frontier) -> tuple[Tensor, Tensor]:
@@ -75,15 +76,13 @@ class ToyProposer:
 
         return grow(self._ids[last, :k], self._scores[last, :k], settings.num_steps, run)
 
-    def accepted(
-        self, rows: Tensor, host_rows: Sequence[int], settings: Settings, verdict: Verdict, target: TargetHidden
-    ) -> None:
+    def accepted(self, rows: Rows, settings: Settings, verdict: Verdict, target: TargetHidden) -> None:
         assert verdict.path.shape == verdict.flat.shape == verdict.next_token_ids.shape
         assert verdict.path.shape[1] <= settings.num_steps + 1
         self._look_at(target, target.hidden.shape[0])
 
-    def skipped(self, rows: Tensor, host_rows: Sequence[int], target: TargetHidden) -> None:
-        self._look_at(target, len(host_rows))
+    def skipped(self, rows: Rows, target: TargetHidden) -> None:
+        self._look_at(target, len(rows))
 
     def _look_at(self, target: TargetHidden, tokens: int) -> None:
         wanted = (tokens, self._hidden_size)
@@ -270,9 +269,9 @@ def lying(
         at = len(known) - len(prompt)
         return answers[prompt][at : at + 60]
 
-    def propose(rows: Tensor, host_rows: Sequence[int], settings: Settings) -> Candidates:
-        true = torch.tensor([truth(row) for row in host_rows], device=rows.device)
-        return lie(honest(rows, host_rows, settings), true, settings.topk)
+    def propose(rows: Rows, settings: Settings) -> Candidates:
+        true = torch.tensor([truth(row) for row in rows.host], device=rows.device)
+        return lie(honest(rows, settings), true, settings.topk)
 
     monkeypatch.setattr(proposer, "propose", propose)
     # the lies are made up on the host, within the step: no graph could hold them

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pilotfish_engine.errors import RequestError
 from pilotfish_engine.messages import MAX_LOGIT_BIAS, SamplingParams
 from pilotfish_engine.sampling.processors import MAX_END_TOKENS, Paths, Processors
+from pilotfish_engine.types import Traits
 
 VOCAB, ROWS = 11, 5
 TOKENS = st.integers(0, VOCAB - 1)
@@ -72,8 +73,10 @@ def path(tree, node):
 
 
 def admit(processors, batch):
+    traits = Traits.NONE
     for row, params, prompt, answer, ends, _ in batch:
-        processors.admit(row, params, [*prompt, *answer], len(prompt), tuple(ends))
+        traits |= processors.admit(row, params, [*prompt, *answer], len(prompt), tuple(ends))
+    return traits
 
 
 def flatten(batch):
@@ -102,14 +105,13 @@ def test_every_node_equals_the_slow_implementation(batch, seed, with_grammar):
     )
     for row in range(ROWS):
         processors.admit(row, stale, [1, 2, 3], 1, (4,))
-    admit(processors, batch)
+    traits = admit(processors, batch)
     token_rows, positions, paths = flatten(batch)
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(len(token_rows), VOCAB, generator=generator) * 3
     words = torch.randint(1, 1 << VOCAB, (len(token_rows), 1), generator=generator, dtype=torch.int32)
-    host_rows = [member[0] for member in batch]
     before = logits.clone()
-    found = processors.apply(logits, token_rows, positions, host_rows, paths, words if with_grammar else None)
+    found = processors.apply(logits, token_rows, positions, traits, paths, words if with_grammar else None)
     assert torch.equal(logits, before)  # log-probabilities are read from it afterwards
     number = 0
     for _, params, prompt, answer, ends, tree in batch:
@@ -124,18 +126,18 @@ def test_every_node_equals_the_slow_implementation(batch, seed, with_grammar):
 @given(batches(), st.data())
 def test_committed_tokens_count_as_if_they_had_been_there_at_admission(batch, data):
     processors, anew = (Processors(ROWS + 1, VOCAB, torch.device("cpu")) for _ in range(2))
-    admit(processors, batch)
+    traits = admit(processors, batch)
     width = 4
     accepted = [data.draw(st.lists(TOKENS, min_size=1, max_size=width)) for _ in batch]
     padded = torch.tensor([[*tokens, *[0] * (width - len(tokens))] for tokens in accepted])
     lens = torch.tensor([len(tokens) for tokens in accepted])
-    host_rows = [member[0] for member in batch]
-    processors.commit(torch.tensor(host_rows), host_rows, padded, lens)
+    rows = torch.tensor([member[0] for member in batch])
+    processors.commit(rows, traits, padded, lens)
     grown = [(r, p, prompt, [*a, *new], e, t) for (r, p, prompt, a, e, t), new in zip(batch, accepted, strict=True)]
-    admit(anew, grown)
+    assert admit(anew, grown) == traits
     logits = torch.randn(len(batch), VOCAB, generator=torch.Generator().manual_seed(1))
-    places = torch.tensor(host_rows), torch.tensor([len(m[2]) + len(m[3]) for m in grown])
-    first, second = (p.apply(logits, *places, host_rows) for p in (processors, anew))
+    places = rows, torch.tensor([len(m[2]) + len(m[3]) for m in grown])
+    first, second = (p.apply(logits, *places, traits) for p in (processors, anew))
     assert torch.equal(first, second)
 
 
@@ -144,13 +146,13 @@ def test_a_row_that_asks_for_nothing_is_untouched_to_the_bit():
     full = SamplingParams(
         max_tokens=9, repetition_penalty=1.5, presence_penalty=1.0, min_tokens=4, logit_bias=((2, 1.0),)
     )
-    processors.admit(0, full, [1, 2, 3, 4], 2, (5,))
-    processors.admit(1, SamplingParams(max_tokens=9), [1, 2, 3, 4], 2, (5,))
+    asked = processors.admit(0, full, [1, 2, 3, 4], 2, (5,))
+    nothing = processors.admit(1, SamplingParams(max_tokens=9), [1, 2, 3, 4], 2, (5,))
     logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(0))
-    found = processors.apply(logits, torch.tensor([0, 1]), torch.tensor([4, 4]), [0, 1])
+    found = processors.apply(logits, torch.tensor([0, 1]), torch.tensor([4, 4]), asked | nothing)
     assert torch.equal(found[1], logits[1])
     assert not torch.equal(found[0], logits[0])
-    assert processors.apply(logits, torch.tensor([1, 1]), torch.tensor([4, 4]), [1]) is logits
+    assert processors.apply(logits, torch.tensor([1, 1]), torch.tensor([4, 4]), nothing) is logits
 
 
 @pytest.mark.parametrize(
@@ -172,7 +174,7 @@ def test_what_cannot_be_is_refused_by_name(params, ends, field):
 
 def test_where_a_grammar_leaves_only_the_end_min_tokens_does_not_hold_it_back():
     processors = Processors(2, VOCAB, torch.device("cpu"))
-    processors.admit(0, SamplingParams(max_tokens=9, min_tokens=4), [1, 2], 1, (5,))
+    traits = processors.admit(0, SamplingParams(max_tokens=9, min_tokens=4), [1, 2], 1, (5,))
     allowed = torch.tensor([[1 << 5], [1 << 5 | 1 << 7]], dtype=torch.int32)
-    found = processors.apply(torch.zeros(2, VOCAB), torch.tensor([0, 0]), torch.tensor([2, 2]), [0], None, allowed)
+    found = processors.apply(torch.zeros(2, VOCAB), torch.tensor([0, 0]), torch.tensor([2, 2]), traits, None, allowed)
     assert [row.isfinite().nonzero().flatten().tolist() for row in found] == [[5], [7]]

@@ -31,14 +31,6 @@ def answer(prompt: Sequence[int], count: int) -> list[int]:
 
 
 @dataclass
-class Numbers:
-    values: list[int]
-
-    def tolist(self):
-        return self.values
-
-
-@dataclass
 class Row:
     tokens: list[int]
     pages: list[int]
@@ -103,7 +95,7 @@ class Counting:
             self.extended += chunk.end - chunk.start
             found.append(self._next(row, 1)[0] if chunk.last else 0)
         last = [int(chunk.last) for chunk in chunks]
-        return GenerationBatchResult(Numbers(found), Numbers(last), Numbers([0] * len(found)), 1)
+        return GenerationBatchResult(found, last, [0] * len(found), 1)
 
     def _decode(self, rows: Sequence[int]) -> GenerationBatchResult:
         found: list[int] = []
@@ -115,7 +107,7 @@ class Counting:
             row.computed = len(row.tokens) - 1
         counts = [self.tokens_a_step] * len(rows)
         drafted = [self.tokens_a_step - 1] * len(rows)
-        return GenerationBatchResult(Numbers(found), Numbers(counts), Numbers(drafted), self.tokens_a_step)
+        return GenerationBatchResult(found, counts, drafted, self.tokens_a_step)
 
     def _writes(self, row: Row, end: int) -> None:
         assert end <= len(row.pages) * self.limits.page_size, "a step writes past the pages of its request"

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 
+from pilotfish_engine.batch.rows import Rows
 from pilotfish_engine.contract.speculation import EnvelopeUpdate
 from pilotfish_engine.engine import Parts
 from pilotfish_engine.messages import Grammar, SamplingParams, TokenLogprob
@@ -127,7 +128,7 @@ class Alone:
 
     def _watched(self, choose: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def watched(
-            logits: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, *others: Any, **more: Any
+            logits: torch.Tensor, rows: Rows, positions: torch.Tensor, *others: Any, **more: Any
         ) -> torch.Tensor:
             drawn = choose(logits, rows, positions, *others, **more)
             less = torch.full((len(drawn), 1), -TIE)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from pilotfish_engine.batch.rows import Rows
 from pilotfish_engine.contract.speculation import Settings
 from pilotfish_engine.engine import Parts
 from pilotfish_engine.errors import EnvelopeError
@@ -103,9 +104,9 @@ class Recorded:
         assert isinstance(proposer, DFlashProposer)
         original = proposer.block_logits
 
-        def block_logits(rows: torch.Tensor, num_steps: int) -> torch.Tensor:
+        def block_logits(rows: Rows, num_steps: int) -> torch.Tensor:
             logits = original(rows, num_steps)
-            for row, of_row in zip(rows.tolist(), logits, strict=True):
+            for row, of_row in zip(rows.host, logits, strict=True):
                 self.seen.append((state.tokens[row, : state.seq_lens[row] + 1].tolist(), of_row.clone()))
             return logits
 
@@ -138,7 +139,7 @@ def test_context_from_chunks_and_accepted_trees(engine, target, monkeypatch, pag
     harness = Harness(parts, chunk_size, overlap)
     harness.scheduler.set_envelope(fixed(3, 4))
     assert harness.run(PROMPTS, max_tokens=24, ignore_eos=True) == [greedy(target, p, 24) for p in PROMPTS]
-    assert max(max(result.accept_lens.tolist()) for _, result in harness.worker.steps) > 2
+    assert max(max(result.accept_lens) for _, result in harness.worker.steps) > 2
     recorded.check(target, DRAFTS["plain"])
 
 
@@ -244,7 +245,7 @@ def test_a_draft_that_is_right_is_always_accepted(copying, page_size, overlap, d
         assert last.cached_tokens >= 16
     assert harness.worker.steps
     for _, result in harness.worker.steps:
-        assert set(result.accept_lens.tolist()) == {5}
+        assert set(result.accept_lens) == {5}
 
 
 def test_the_candidates_are_the_likeliest_products(engine):
@@ -254,11 +255,11 @@ def test_the_candidates_are_the_likeliest_products(engine):
     harness.scheduler.set_envelope(fixed(3, 3))
     harness.submit(PROMPTS[0], max_tokens=30, ignore_eos=True)
     harness.step()
-    proposer, rows = parts.step.proposer, parts.step.state.row_index([0])
+    proposer, rows = parts.step.proposer, parts.step.state.rows([0])
     assert isinstance(proposer, DFlashProposer)
     with torch.inference_mode():
         scores = torch.log_softmax(proposer.block_logits(rows, 3), dim=2)[0]
-        offered = proposer.propose(rows, [0], Settings(num_steps=3, topk=3, num_draft_tokens=20))
+        offered = proposer.propose(rows, Settings(num_steps=3, topk=3, num_draft_tokens=20))
     ids, parents = offered.token_ids[0].tolist(), offered.parents[0].tolist()
     paths: dict[tuple[int, ...], float] = {}
     for number, (token, parent) in enumerate(zip(ids, parents, strict=True)):

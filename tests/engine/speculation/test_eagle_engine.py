@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from pilotfish_engine.batch.rows import Rows
 from pilotfish_engine.config import CapacityConfig, EngineConfig, ModelConfig, SpeculationConfig
 from pilotfish_engine.contract.speculation import Envelope
 from pilotfish_engine.engine import Parts, assemble
@@ -49,10 +50,10 @@ class Running:
         assert proposer is not None
         propose = proposer.propose
 
-        def watched(rows: torch.Tensor, *rest: Any) -> Candidates:
-            lens = state.seq_lens[rows].tolist()
+        def watched(rows: Rows, *rest: Any) -> Candidates:
+            lens = state.seq_lens[rows.index].tolist()
             found = propose(rows, *rest)
-            for number, (row, length) in enumerate(zip(rows.tolist(), lens, strict=True)):
+            for number, (row, length) in enumerate(zip(rows.host, lens, strict=True)):
                 known = state.tokens[row, : length + 1].tolist()
                 self.drafted.append(Drafted(known, found.token_ids[number].tolist(), found.scores[number].tolist()))
             return found

@@ -54,8 +54,9 @@ def judge_drafts(harness: Harness, reference: Reference, num_steps: int) -> int:
     settings = Settings(num_steps=num_steps, topk=1, num_draft_tokens=num_steps + 1)
     with torch.inference_mode():
         assert step.proposer is not None
-        step.prepare(step.state.row_index(rows), rows, settings)
-        found = step.proposer.propose(step.state.row_index(rows), rows, settings)
+        members = step.state.rows(rows)
+        step.catch_up(members, settings)
+        found = step.proposer.propose(members, settings)
     for request, ids in zip(running, found.token_ids.tolist(), strict=True):
         assert ids == reference.drafts(request.token_ids, num_steps), f"after {len(request.token_ids)} tokens"
     return len(rows)

@@ -142,14 +142,15 @@ class Run:
         return drafted, scores
 
     def catch_up(self, rows: Sequence[int], settings: Settings) -> None:
-        counts = self.proposer.due(rows, settings)
+        members = self.state.rows(rows)
+        counts = self.proposer.due(members, settings)
         if counts is not None:
-            self.proposer.catch_up(self.state.row_index(rows), rows, torch.tensor(counts), max(counts))
+            self.proposer.catch_up(members, torch.tensor(counts), max(counts))
 
     def propose(self, rows: Sequence[int], num_steps: int) -> None:
         settings = Settings(num_steps=num_steps, topk=1, num_draft_tokens=num_steps + 1)
         self.catch_up(rows, settings)
-        found = self.proposer.propose(self.state.row_index(rows), rows, settings)
+        found = self.proposer.propose(self.state.rows(rows), settings)
         assert found.parents.tolist() == [list(range(-1, num_steps - 1))] * len(rows)
         for i, row in enumerate(rows):
             ids, scores = self.expected(row, num_steps)
@@ -158,7 +159,7 @@ class Run:
 
     def commit(self, rows: Sequence[int], counts: Sequence[int], num_steps: int) -> None:
         """A step in which row i commits counts[i] ≤ num_steps + 1 tokens; num_steps 0: a plain one."""
-        width, index = num_steps + 1, self.state.row_index(rows)
+        width, members = num_steps + 1, self.state.rows(rows)
         if num_steps == 0:
             self.catch_up(rows, PLAIN)
         hidden = torch.full((len(rows) * width, HIDDEN), torch.nan, dtype=torch.float64)
@@ -169,16 +170,16 @@ class Run:
             committed[i, :count] = torch.tensor(self.tokens[row][known:])
             hidden[i * width : i * width + count] = target_hidden(self.tokens[row])[known - 1 : known - 1 + count]
         lens = torch.tensor(counts)
-        self.state.commit(index, committed, lens)
+        self.state.commit(members, committed, lens)
         target = TargetHidden(hidden, ())
         if num_steps == 0:
-            self.proposer.skipped(index, rows, target)
+            self.proposer.skipped(members, target)
             return
         path = torch.arange(width).expand(len(rows), width)
         path = torch.where(path < lens.unsqueeze(1), path, 0)
         flat = path + width * torch.arange(len(rows)).unsqueeze(1)
         settings = Settings(num_steps=num_steps, topk=1, num_draft_tokens=width)
-        self.proposer.accepted(index, rows, settings, Verdict(committed, lens, path, flat), target)
+        self.proposer.accepted(members, settings, Verdict(committed, lens, path, flat), target)
 
     def prompt(self, length: int) -> list[int]:
         return [self.dice.randrange(VOCAB) for _ in range(length)]

@@ -29,7 +29,7 @@ def propose(known: list[list[int]], num_steps: int, topk: int, corpus: Corpus | 
         state.seq_lens[row] = len(tokens) - 1
     rows = list(range(len(known)))
     settings = Settings(num_steps=num_steps, topk=topk, num_draft_tokens=min(64, topk * num_steps + 1))
-    return NgramProposer(state, corpus).propose(state.row_index(rows), rows, settings)
+    return NgramProposer(state, corpus).propose(state.rows(rows), settings)
 
 
 def common(context: Sequence[int], suffix: Sequence[int]) -> int:

@@ -157,9 +157,9 @@ def test_each_step_is_what_the_engine_drafts(
     row = int(parts.step.state.seq_lens.argmax())
     assert parts.step.proposer is not None
     settings = Settings(num_steps=STEPS, topk=1, num_draft_tokens=STEPS + 1)
-    rows = parts.step.state.row_index([row])
+    rows = parts.step.state.rows([row])
     with torch.inference_mode():
-        candidates = parts.step.proposer.propose(rows, [row], settings)
+        candidates = parts.step.proposer.propose(rows, settings)
     drafted = candidates.token_ids[0].tolist()
     known = parts.step.state.tokens[row, : prompt_len + 1].tolist()
     assert known[:prompt_len] == prompt
