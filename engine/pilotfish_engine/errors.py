@@ -4,6 +4,7 @@
     ├── UsageError             the command line or a file it names cannot work: one sentence, exit code 2
     │   ├── CheckpointError    a model file is missing, truncated, foreign or misfits its config
     │   └── MethodError        an unknown method, or one that the checkpoint does not fit
+    ├── HandoverError          what another engine wrote of a request does not fit this one
     ├── NumbersError           what the model computed for a request is NaN or infinite: the request ends
     └── RequestError           what a client sent cannot be served: a 4xx with the field's name
         └── EnvelopeError      a speculation setting out of the method's range
@@ -27,6 +28,10 @@ class CheckpointError(UsageError):
 
 
 class MethodError(UsageError):
+    pass
+
+
+class HandoverError(PilotfishError):
     pass
 
 

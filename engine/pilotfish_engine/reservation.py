@@ -14,7 +14,6 @@ from pilotfish_engine.contract.speculation import MAX_NUM_DRAFT_TOKENS, Envelope
 from pilotfish_engine.distributed.collectives import Ranks
 from pilotfish_engine.errors import UsageError
 from pilotfish_engine.model.decoder import resize
-from pilotfish_engine.model.inputs import KVCache
 from pilotfish_engine.model.parallel import divide
 from pilotfish_engine.model.shape import ModelShape
 from pilotfish_engine.scheduler.policy import pages_for
@@ -67,7 +66,7 @@ class Reservation:
         """Gives the pools of target and draft their pages. Raises UsageError where one request does not fit."""
         config, state = self._config, step.state
         page_size, shape = step.kv.page_size, step.target.shape
-        caches = caches_of(step)
+        caches = step.caches
         largest_pass, graphs = self._needs(step, envelope)
         rows = state.padding_row
         found = self._sum(
@@ -157,12 +156,6 @@ class Reservation:
             others=self._others,
             **parts,
         )
-
-
-def caches_of(step: Step) -> list[KVCache]:
-    """The target's, and the draft's where it has one."""
-    own: KVCache | None = getattr(step.proposer, "kv", None)
-    return [step.kv] if own is None else [step.kv, own]
 
 
 def _tokens(found: MemorySum) -> int:

@@ -184,6 +184,15 @@ class Worker(Protocol):
 
     def release(self, row: int) -> None: ...
 
+    def write_out(self, row: int) -> bytes:
+        """All that is kept of a row that decodes and is in no batch under way. Raises HandoverError."""
+        ...
+
+    def read_in(self, row: int, written: bytes) -> None:
+        """Behind `admit` of the same tokens, in pages that are nobody else's: the row decodes from here on. Raises
+        HandoverError where another engine wrote it; then the row is as it was."""
+        ...
+
     def set_envelope(self, envelope: Envelope) -> None:
         """Takes effect at the next step. Raises EnvelopeError on what the method cannot do; then nothing changes."""
         ...

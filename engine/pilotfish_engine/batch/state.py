@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pilotfish_engine import kernels
+from pilotfish_engine.batch.row_table import RowTable
 from pilotfish_engine.batch.rows import Rows
 from pilotfish_engine.errors import RequestError
 from pilotfish_engine.model.memory import put
@@ -29,7 +30,8 @@ class RequestState:
 
     vocab_size: how many tokens there are, fewer than the model's rows where these are padded. tokens: int64 [R,
     max_model_len + slack], all known tokens of a row. seq_lens: int64 [R], KV rows that are committed; the token at
-    seq_lens is known and has no KV yet (the bonus token), except while the prompt goes through.
+    seq_lens is known and has no KV yet (the bonus token), except while the prompt goes through. kept: what a method
+    keeps of a row (`RowTable.new`), which is written out with it.
     """
 
     def __init__(
@@ -50,14 +52,17 @@ class RequestState:
         self.tokens = torch.zeros(rows, self.length, dtype=torch.int64, device=device)
         self.seq_lens = torch.zeros(rows, dtype=torch.int64, device=device)
         self.page_table = torch.full((rows, table), SCRATCH_PAGE, dtype=torch.int32, device=device)
-        self.temperature = torch.zeros(rows, dtype=torch.float32, device=device)
-        self.top_k = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.top_p = torch.ones(rows, dtype=torch.float32, device=device)
-        self.min_p = torch.zeros(rows, dtype=torch.float32, device=device)
-        self.seeds = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.kept = RowTable(rows, device)
+        self._sampling = SamplingRows(  # of every row
+            temperature=torch.zeros(rows, dtype=torch.float32, device=device),
+            top_k=torch.zeros(rows, dtype=torch.int64, device=device),
+            top_p=torch.ones(rows, dtype=torch.float32, device=device),
+            min_p=torch.zeros(rows, dtype=torch.float32, device=device),
+            seeds=torch.zeros(rows, dtype=torch.int64, device=device),
+            filtered=True,
+        )
         self._traits = [0] * rows  # of each row, so that a batch knows its own without a copy
-        self._indexed: tuple[int, ...] = ()
-        self._index = torch.zeros(0, dtype=torch.int64, device=device)
+        self._last: tuple[tuple[int, ...], Tensor] = ((), torch.zeros(0, dtype=torch.int64, device=device))
         self._scored_prompt = [0] * rows  # the length of a prompt whose tokens are to be scored
         self._processors = Processors(rows, vocab_size, device)
         self.grammars = GrammarRows(vocab_size, device)
@@ -73,9 +78,9 @@ class RequestState:
     def rows(self, host: Sequence[int]) -> Rows:
         """These rows, on the device for reading: the same tensor as before where the rows are."""
         numbers = tuple(host)
-        if self._indexed != numbers:
-            self._indexed, self._index = numbers, put(numbers, torch.int64, self.device)
-        return Rows(self._index, numbers, self.traits(numbers))
+        if self._last[0] != numbers:
+            self._last = numbers, put(numbers, torch.int64, self.device)
+        return Rows(self._last[1], numbers, self.traits(numbers))
 
     def traits(self, host: Sequence[int]) -> Traits:
         """What some of these rows ask for."""
@@ -91,11 +96,11 @@ class RequestState:
         self.seq_lens[row] = admission.cached_len
         self.page_table[row] = SCRATCH_PAGE
         self.append_pages(row, 0, admission.pages)
-        self.temperature[row] = params.temperature
-        self.top_k[row] = params.top_k or self.vocab_size
-        self.top_p[row] = params.top_p
-        self.min_p[row] = params.min_p
-        self.seeds[row] = admission.seed
+        self._sampling.temperature[row] = params.temperature
+        self._sampling.top_k[row] = params.top_k or self.vocab_size
+        self._sampling.top_p[row] = params.top_p
+        self._sampling.min_p[row] = params.min_p
+        self._sampling.seeds[row] = admission.seed
         self._scored_prompt[row] = admission.prompt_len if params.prompt_logprobs else 0
         traits = self._processors.admit(row, params, admission.token_ids, admission.prompt_len, admission.end_token_ids)
         if admission.grammar is not None:
@@ -133,26 +138,27 @@ class RequestState:
         """int64 [N]: the token that follows each place of `rows`, or draw.NONE. positions: int64 [N], of the token to
         come. paths, allowed: as Processors.apply takes them."""
         processed = self._processors.apply(logits, rows.index, positions, rows.traits, paths, allowed)
-        return choose(processed, positions, self._sampling(rows))
+        return choose(processed, positions, self._sampled(rows))
 
     def best_drafts(
         self, logits: Tensor, rows: Rows, positions: Tensor, k: int, token_ids: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """A draft's k best tokens for `positions` int64 [N] of N rows, by its logits [N, V]: log-probabilities and
         places in its vocabulary, best first, [N, k] each. token_ids: as draw.draft_logits takes it."""
-        picked_by = draft_logits(logits, positions, self._sampling(rows), token_ids)
+        picked_by = draft_logits(logits, positions, self._sampled(rows), token_ids)
         return kernels.top_log_probs(picked_by.contiguous(), k)
 
-    def _sampling(self, rows: Rows) -> SamplingRows | None:
+    def _sampled(self, rows: Rows) -> SamplingRows | None:
         """None: all are greedy."""
         if Traits.SAMPLED not in rows.traits:
             return None
+        every = self._sampling
         return SamplingRows(
-            temperature=self.temperature[rows.index],
-            top_k=self.top_k[rows.index],
-            top_p=self.top_p[rows.index],
-            min_p=self.min_p[rows.index],
-            seeds=self.seeds[rows.index],
+            temperature=every.temperature[rows.index],
+            top_k=every.top_k[rows.index],
+            top_p=every.top_p[rows.index],
+            min_p=every.min_p[rows.index],
+            seeds=every.seeds[rows.index],
             filtered=Traits.FILTERED in rows.traits,
         )
 

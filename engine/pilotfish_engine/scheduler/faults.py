@@ -1,4 +1,4 @@
-"""What is wrong with one request that no other should learn of: tokens that the model does not have."""
+"""Finds what is wrong with one request that no other should learn of, and counts the steps that fail."""
 
 from __future__ import annotations
 
@@ -6,6 +6,31 @@ from collections.abc import Iterable
 
 from pilotfish_engine.errors import RequestError
 from pilotfish_engine.messages import Submit
+
+MAX_FAILED_STEPS = 3  # in a row, before the engine calls itself unready
+
+
+class Failures:
+    """Steps of a single request that failed, one after the other. last: the failure, in words."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self.last = ""
+
+    def count(self, error: Exception, alone: bool) -> None:
+        """alone: nothing else can be at fault."""
+        self.last = f"{type(error).__name__}: {error}"
+        self._steps += alone
+
+    def end(self) -> None:
+        """A step went well."""
+        self._steps = 0
+
+    @property
+    def unready(self) -> str | None:
+        if self._steps < MAX_FAILED_STEPS:
+            return None
+        return f"{self._steps} steps in a row failed, the last one with: {self.last}"
 
 
 def fault(submit: Submit, vocab_size: int | None) -> RequestError | None:

@@ -41,6 +41,7 @@ class Request:
     fault: str | None = None  # the parameter that the error is about
     text_end: int | None = None
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # from the second token on
+    written: bytes | None = None  # its row, as another engine wrote it: still to be read, into pages of its own
 
     @property
     def running(self) -> bool:

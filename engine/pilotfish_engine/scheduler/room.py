@@ -37,7 +37,8 @@ class Room:
     def enter(self, request: Request, running: Sequence[Request]) -> bool:
         """Gives the request its pages, those of a cached prefix first, and says in computed_len how much they hold
         already. False, and nothing has changed: it must wait until others have gone."""
-        found = [] if request.scores_prompt else self.prefix.match(request.token_ids, len(request.token_ids) - 1)
+        apart = request.scores_prompt or request.written is not None
+        found = [] if apart else self.prefix.match(request.token_ids, len(request.token_ids) - 1)
         wanted = self._wanted(request) - len(found)
         spare = self.pool.num_free + self.prefix.num_evictable - wanted
         enough = self._ample(len(running) + 1) or self._lasts(spare, request, wanted, running)

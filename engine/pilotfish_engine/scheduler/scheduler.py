@@ -5,27 +5,24 @@ Knows nothing about tensors, HTTP or methods.
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Sequence
-from itertools import count
 
 from pilotfish_engine.contract.speculation import EngineReport, EnvelopeUpdate
-from pilotfish_engine.errors import RequestError
+from pilotfish_engine.errors import HandoverError, RequestError
 from pilotfish_engine.messages import Output, Submit
-from pilotfish_engine.scheduler.faults import fault
+from pilotfish_engine.scheduler.faults import Failures, fault
+from pilotfish_engine.scheduler.handover import Handover, handover_of, resume
 from pilotfish_engine.scheduler.policy import PrefillWork, plan_chunks
 from pilotfish_engine.scheduler.preparing import GrammarCompiler, Preparing
 from pilotfish_engine.scheduler.request import Request
 from pilotfish_engine.scheduler.room import Room
 from pilotfish_engine.scheduler.steps import Launched, Steps, logprobs, score_prompt
-from pilotfish_engine.scheduler.stops import StopTextFactory, stop_checker
+from pilotfish_engine.scheduler.stops import StopTextFactory
 from pilotfish_engine.scheduler.suspects import Suspects
-from pilotfish_engine.scheduler.tally import Tally
+from pilotfish_engine.scheduler.tally import Tally, context_tokens
 from pilotfish_engine.scheduler.waiting import Waiting
 from pilotfish_engine.types import Admission, Batch, ForwardMode, GenerationBatchResult, NewPages, Worker, WorkerLimits
-
-MAX_FAILED_STEPS = 3  # in a row, before the engine calls itself unready
 
 
 class Scheduler:
@@ -41,24 +38,19 @@ class Scheduler:
         grammars: GrammarCompiler | None = None,
     ) -> None:
         self._worker = worker
-        self._steps = Steps(worker)
-        self._overlap = overlap
+        self._steps = Steps(worker, overlap)
         self._chunk_size = chunk_size
         self._stop_text = stop_text
-        self._room = Room(worker)
-        self.pool, self.prefix = self._room.pool, self._room.prefix
+        self.room = Room(worker)
         self._free_rows = list(range(worker.limits.max_running_requests - 1, -1, -1))
-        self._arrivals = count()
         self._preparing = Preparing(grammars)
         self._waiting = Waiting()
         self._suspects = Suspects()
         self._running: list[Request] = []  # in order of admission
         self._requests: dict[str, Request] = {}  # all of these, by id, until they end
         self._outputs: list[Output] = []
-        self._tally = Tally(clock)
-        self.retractions = 0
-        self._failed_steps = 0
-        self._last_failure = ""
+        self.tally = Tally(clock)
+        self._failures = Failures()
 
     @property
     def limits(self) -> WorkerLimits:
@@ -74,28 +66,37 @@ class Scheduler:
 
     @property
     def unready(self) -> str | None:
-        if self._failed_steps < MAX_FAILED_STEPS:
-            return None
-        return f"{self._failed_steps} steps in a row failed, the last one with: {self._last_failure}"
+        return self._failures.unready
 
     def submit(self, submit: Submit) -> None:
         """The prompt has 1 … max_model_len tokens. A request that cannot ever fit is answered with an error."""
-        self._tally.time(len(self._requests))
-        limits, params = self.limits, submit.params
-        request = Request(
-            request_id=submit.request_id,
-            place=(submit.priority, next(self._arrivals)),
-            prompt_len=len(submit.prompt),
-            token_ids=list(submit.prompt),
-            params=params,
-            seed=params.seed if params.seed is not None else secrets.randbits(63),
-            stops=stop_checker(submit, limits, self._stop_text),
-        )
+        self._enter(submit, self._waiting.request(submit, self.limits, self._stop_text))
+
+    def take_over(self, handover: Handover) -> None:
+        """As `submit`, of a request that another engine has begun: only what comes now is put out. Where its state does
+        not fit this engine it is answered with an error."""
+        request = self._waiting.request(handover.submit, self.limits, self._stop_text)
+        resume(request, handover)
+        self._enter(handover.submit, request)
+
+    def hand_over(self, request_id: str) -> Handover:
+        """Ends a request here, without an output, for another engine to go on with it. Raises HandoverError where it
+        has ended, or its state cannot leave; then nothing changes."""
+        self._collect()
+        request = self._requests.get(request_id)
+        if request is None:
+            raise HandoverError(f"no request {request_id} is here; one that has not ended would work")
+        written = self._worker.write_out(request.row) if request.decoding else request.written
+        self.abort(request_id)
+        return handover_of(request, written)
+
+    def _enter(self, submit: Submit, request: Request) -> None:
+        self.tally.time(len(self._requests))
         self._requests[request.request_id] = request
-        reason = fault(submit, limits.vocab_size) or self._room.why_never(request)
+        reason = fault(submit, self.limits.vocab_size) or self.room.why_never(request)
         if reason is not None:
             self._fail(request, reason)
-        elif params.grammar is None:
+        elif request.params.grammar is None:
             self._waiting.add(request)
         else:
             self._preparing.add(request)
@@ -116,32 +117,16 @@ class Scheduler:
         self._take_prepared()
         (self._admit_suspects if self._suspects else self._admit)()
         self._extend()
-        if not self._overlap:
+        if not self._steps.overlap:
             self._collect()
         self._decode()
-        self._collect(leave=int(self._overlap and self._steps.launched > before))
+        self._collect(leave=int(self._steps.overlap and self._steps.launched > before))
         outputs, self._outputs = self._outputs, []
         return outputs
 
     def report(self) -> EngineReport:
-        self._tally.time(len(self._requests))
-        speculation = self._worker.speculation_report()
-        return EngineReport(
-            method=speculation.method,
-            effective=speculation.effective,
-            envelope=speculation.envelope,
-            running=len(self._running),
-            waiting=len(self._waiting) + len(self._preparing),
-            context_tokens=self._context_tokens(self._running),
-            max_running_requests=self.limits.max_running_requests,
-            concurrency_seconds_total=self._tally.concurrency_seconds,
-            accept_length=speculation.accept_length,
-            accept=speculation.accept,
-            counters=self._tally.counters,
-            profile=speculation.profile,
-            reason=speculation.reason,
-            device=speculation.device,
-        )
+        self.tally.time(len(self._requests))
+        return self.tally.report(self._worker, self._running, waiting=len(self._waiting) + len(self._preparing))
 
     def set_envelope(self, update: EnvelopeUpdate) -> EngineReport:
         """Takes effect with the next step. Raises EnvelopeError, and nothing changes, on what the method cannot do."""
@@ -150,16 +135,16 @@ class Scheduler:
         return self.report()
 
     def flush_cache(self) -> None:
-        self.prefix.flush()
+        self.room.prefix.flush()
 
     def check(self) -> None:
         """Raises PageError unless free + used + cached = all, every reference accounted for."""
-        self.prefix.check()
-        self.pool.check(self.held_pages())
+        self.room.prefix.check()
+        self.room.pool.check(self.held_pages())
 
     def held_pages(self) -> list[list[int]]:
         """The pages of every holder: each running request, and the prefix cache."""
-        return [*(request.pages for request in self._running), list(self.prefix.pages())]
+        return [*(request.pages for request in self._running), list(self.room.prefix.pages())]
 
     def retract_latest(self) -> None:
         """The last in order of those running goes back to its place in the queue, to go through again from its tokens;
@@ -168,7 +153,7 @@ class Scheduler:
         for request in sorted(self._running, key=lambda request: request.place)[-1:]:
             self._leave(request)
             self._waiting.add(request)
-            self.retractions += 1
+            self.tally.retractions += 1
 
     # --- admission and pages
 
@@ -181,23 +166,23 @@ class Scheduler:
 
     def _admit(self) -> None:
         while self._free_rows and (request := self._waiting.first()) is not None:
-            if self._room.enter(request, self._running):
+            if self.room.enter(request, self._running):
                 self._waiting.take_first()
                 self._start(request)
             elif self._running:
                 return
             else:
                 self._waiting.take_first()
-                self._fail(request, self._room.too_large(request))
+                self._fail(request, self.room.too_large(request))
 
     def _admit_suspects(self) -> None:
         """Those whose turn it is; others, who stand still meanwhile, give their room where that is needed."""
         for request in self._suspects.waiting():
-            while not (self._free_rows and self._room.enter(request, self._running)):
+            while not (self._free_rows and self.room.enter(request, self._running)):
                 if any(self._suspects.may_run(other) for other in self._running):
                     return
                 if not self._running:
-                    self._fail(request, self._room.too_large(request))
+                    self._fail(request, self.room.too_large(request))
                     break
                 self.retract_latest()
             else:
@@ -221,6 +206,10 @@ class Scheduler:
         )
         try:
             self._worker.admit(admission)
+            if request.written is not None:
+                self._worker.read_in(request.row, request.written)
+                request.written, request.decoding = None, True
+                request.computed_len = len(request.token_ids) - 1
         except Exception as error:  # parameters that cannot be, or no memory for what they need
             request.spoiled = True
             self._fail(request, error)
@@ -230,17 +219,17 @@ class Scheduler:
         there."""
         while request.running:
             # what steps under way commit is not known yet
-            missing = self._room.missing(request, reserve * (1 + self._steps.count(request)))
+            missing = self.room.missing(request, reserve * (1 + self._steps.count(request)))
             if missing == 0:
                 return None
-            if (fresh := self._room.take(missing)) is not None:
+            if (fresh := self.room.take(missing)) is not None:
                 added = NewPages(request.row, len(request.pages), fresh)
                 request.pages = request.pages + fresh
                 return added
             if self._steps:  # what ends in steps under way gives its pages back
                 self._collect()
             elif len(self._running) == 1:
-                self._fail(request, self._room.too_large(request))
+                self._fail(request, self.room.too_large(request))
             else:
                 self.retract_latest()
         return None
@@ -272,7 +261,7 @@ class Scheduler:
             ForwardMode.DECODE,
             rows=rows,
             new_pages=[added for added in new_pages if added.row in members],
-            context_tokens=self._context_tokens(requests),
+            context_tokens=context_tokens(requests),
         )
         self._launch(batch, requests)
 
@@ -306,16 +295,15 @@ class Scheduler:
     def _isolate(self, requests: Sequence[Request], error: Exception) -> None:
         """A batch failed. A request that was alone in it ends; several go back to the queue, to go on from their tokens
         in smaller groups until it shows whose fault it was."""
-        self._last_failure = f"{type(error).__name__}: {error}"
+        self._failures.count(error, alone=len(requests) == 1)
         self._collect()
-        self._failed_steps += len(requests) == 1
         sent_back: list[Request] = []
         for request in [request for request in requests if request.running]:  # some may be sent back already
             request.spoiled = True
             if request.finish_reason is not None:  # it had ended, and waited for this batch
                 self._retire(request)
             elif len(requests) == 1:
-                self._fail(request, f"the step failed ({self._last_failure})")
+                self._fail(request, f"the step failed ({self._failures.last})")
             else:
                 self._leave(request)
                 request.spoiled = False
@@ -324,7 +312,7 @@ class Scheduler:
         self._suspects.accuse(sent_back)
 
     def _commit_batch(self, launched: Launched, result: GenerationBatchResult) -> None:
-        self._failed_steps = 0
+        self._failures.end()
         batch, requests = launched
         decodes, plain = batch.mode is ForwardMode.DECODE, result.num_draft_tokens == 1
         steps = zip(requests, result.committed(), result.draft_lens, strict=True)
@@ -337,7 +325,7 @@ class Scheduler:
             try:
                 if decodes:
                     request.drafted_tokens += drafted
-                    self._tally.step(plain, drafted)
+                    self.tally.step(plain, drafted)
                 else:
                     score_prompt(request, batch.chunks[place].start, result.prompt_logprobs.get(place))
                 if tokens:
@@ -356,21 +344,21 @@ class Scheduler:
         accepted = min(kept, len(tokens) - 1)  # the last token of a step is the target's own
         request.token_ids += tokens[:kept]
         request.accepted_tokens += accepted
-        self._tally.tokens(kept, accepted)
+        self.tally.tokens(kept, accepted)
         request.computed_len = len(request.token_ids) - 1
         if end is not None:
             request.finish_reason, request.text_end = end.reason, end.text_end
         scores = logprobs(result, place, kept, request.params.logprobs)
         self._outputs.append(request.output(tokens[:kept], scores))
         if end is not None:
-            self._room.lengths.ended(len(request.token_ids) - request.prompt_len)
+            self.room.lengths.ended(len(request.token_ids) - request.prompt_len)
             self._retire(request)
 
     # --- the end of a request
 
     def _retire(self, request: Request) -> None:
         """Ends what has a finish_reason. A request in batches under way leaves when the last of them is committed."""
-        self._tally.time(len(self._requests))
+        self.tally.time(len(self._requests))
         self._requests.pop(request.request_id, None)
         if self._steps.count(request):
             return
@@ -383,8 +371,8 @@ class Scheduler:
         """Gives back row and pages. Where the KV is right, its full pages enter the prefix cache."""
         right = min(request.computed_len, len(request.token_ids) - 1)
         if request.spoiled and request.found_pages:  # what it found may have been at fault
-            self.prefix.flush()
-        self._room.leave(request, 0 if request.spoiled else self._worker.reusable_len(request.row, right))
+            self.room.prefix.flush()
+        self.room.leave(request, 0 if request.spoiled else self._worker.reusable_len(request.row, right))
         self._worker.release(request.row)
         self._free_rows.append(request.row)
         self._running.remove(request)
@@ -395,6 +383,3 @@ class Scheduler:
         request.fault = reason.field if isinstance(reason, RequestError) else None
         self._outputs.append(request.output([]))
         self._retire(request)
-
-    def _context_tokens(self, requests: Sequence[Request]) -> int:
-        return sum(request.computed_len for request in requests)

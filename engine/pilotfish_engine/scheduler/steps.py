@@ -17,10 +17,12 @@ Launched = tuple[Batch, Sequence[Request]]  # the batch, and its requests in its
 
 
 class Steps:
-    """Those under way, which are launched and not read, the oldest first."""
+    """Those under way, which are launched and not read, the oldest first. overlap: one is, from one iteration to the
+    next."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, overlap: bool) -> None:
         self._worker = worker
+        self.overlap = overlap
         self._under_way: deque[tuple[Launched, Read]] = deque()
         self.launched = 0  # ever
 

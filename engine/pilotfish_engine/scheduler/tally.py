@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from pilotfish_engine.contract.speculation import Counters
+from pilotfish_engine.contract.speculation import Counters, EngineReport
+from pilotfish_engine.scheduler.request import Request
+from pilotfish_engine.types import Worker
 
 
 class Tally:
@@ -15,6 +17,7 @@ class Tally:
         self._counted_at = clock()
         self._steps = self._plain_steps = self._drafted = self._accepted = self._emitted = 0
         self.concurrency_seconds = 0.0
+        self.retractions = 0
 
     def time(self, requests: int) -> None:
         """There were so many requests, waiting ones included, since the last call."""
@@ -34,6 +37,25 @@ class Tally:
         self._emitted += emitted
         self._accepted += accepted
 
+    def report(self, worker: Worker, running: Sequence[Request], waiting: int) -> EngineReport:
+        speculation = worker.speculation_report()
+        return EngineReport(
+            method=speculation.method,
+            effective=speculation.effective,
+            envelope=speculation.envelope,
+            running=len(running),
+            waiting=waiting,
+            context_tokens=context_tokens(running),
+            max_running_requests=worker.limits.max_running_requests,
+            concurrency_seconds_total=self.concurrency_seconds,
+            accept_length=speculation.accept_length,
+            accept=speculation.accept,
+            counters=self.counters,
+            profile=speculation.profile,
+            reason=speculation.reason,
+            device=speculation.device,
+        )
+
     @property
     def counters(self) -> Counters:
         return Counters(
@@ -43,3 +65,8 @@ class Tally:
             accepted_tokens=self._accepted,
             emitted_tokens=self._emitted,
         )
+
+
+def context_tokens(requests: Sequence[Request]) -> int:
+    """KV rows of these together, as far as the host knows."""
+    return sum(request.computed_len for request in requests)

@@ -6,8 +6,13 @@ A request that was retracted has kept its place, so it goes before all that came
 from __future__ import annotations
 
 import heapq
+import secrets
+from itertools import count
 
+from pilotfish_engine.messages import Submit
 from pilotfish_engine.scheduler.request import Request
+from pilotfish_engine.scheduler.stops import StopTextFactory, stop_checker
+from pilotfish_engine.types import WorkerLimits
 
 
 class Waiting:
@@ -16,9 +21,23 @@ class Waiting:
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, int], Request]] = []
         self._members: set[Request] = set()
+        self._arrivals = count()
 
     def __len__(self) -> int:
         return len(self._members)
+
+    def request(self, submit: Submit, limits: WorkerLimits, stop_text: StopTextFactory | None) -> Request:
+        """A new one, behind all of its priority; it does not wait yet."""
+        params = submit.params
+        return Request(
+            request_id=submit.request_id,
+            place=(submit.priority, next(self._arrivals)),
+            prompt_len=len(submit.prompt),
+            token_ids=list(submit.prompt),
+            params=params,
+            seed=params.seed if params.seed is not None else secrets.randbits(63),
+            stops=stop_checker(submit, limits, stop_text),
+        )
 
     def add(self, request: Request) -> None:
         """One that `discard` took out does not come back."""

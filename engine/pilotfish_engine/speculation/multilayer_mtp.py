@@ -45,7 +45,7 @@ class MultiLayerProposer:
 
     def __init__(self, heads: Sequence[Head], kv: KVCache, target: Decoder, state: RequestState) -> None:
         """kv: a layer for each head, in the pages of the target's pool."""
-        rows, hidden = state.seq_lens.shape[0], target.shape.hidden_size
+        hidden = target.shape.hidden_size
         self.max_num_steps = self.lookahead = len(heads)
         self.kv = kv
         self._heads = heads
@@ -53,8 +53,8 @@ class MultiLayerProposer:
         self._state = state
         self._unread = Unread(state, hidden, target.dtype)
         # rows before it came from the prefix cache, final in every head: the prompt has `lookahead` more tokens
-        self._first = [0] * rows
-        self._carry = torch.zeros(len(heads), rows, hidden, dtype=target.dtype, device=state.device)
+        self._first = state.kept.new_numbers("first own row")
+        self._carry = state.kept.new("carried", (len(heads), hidden), target.dtype)
 
     def slots_needed(self, settings: Settings) -> int:
         return 0
@@ -75,12 +75,12 @@ class MultiLayerProposer:
                 joined = [self._joined(chunk, number, out) for chunk, out in zip(chunks, hidden, strict=True)]
                 for chunk, out in zip(chunks, hidden, strict=True):
                     if out.shape[0] > 0:
-                        self._carry[number - 1, chunk.row] = out[-1]
+                        self._carry[chunk.row, number - 1] = out[-1]
                 hidden = [rows[: end - begin] for rows, (begin, end) in zip(joined, spans, strict=True)]
             hidden = self._read_spans(number, chunks, spans, hidden)
         for chunk, out in zip(chunks, hidden, strict=True):
             if out.shape[0] > 0:
-                self._carry[-1, chunk.row] = out[-1]
+                self._carry[chunk.row, -1] = out[-1]
 
     def due(self, rows: Rows, settings: Settings) -> list[int] | None:
         return self._unread.due(rows, settings.num_steps)
@@ -90,14 +90,14 @@ class MultiLayerProposer:
 
     def propose(self, rows: Rows, settings: Settings) -> Candidates:
         known = self._state.seq_lens[rows.index]
-        last = self._carry[0, rows.index]
+        last = self._carry[rows.index, 0]
         read = last.unsqueeze(1)  # [B, n, H]: what the next head reads
         ids: list[Tensor] = []
         scores: list[Tensor] = []
         for number in range(settings.num_steps):
             if number > 0:
                 out = self._read_rows(number, rows, known - number, torch.stack(ids, dim=1), read)
-                read = torch.cat([self._carry[number, rows.index].unsqueeze(1), out], dim=1)
+                read = torch.cat([self._carry[rows.index, number].unsqueeze(1), out], dim=1)
                 last = out[:, -1].contiguous()
             logits, to_come = self._target.logits(last), known + 1 + number
             score, token = (x.squeeze(1) for x in self._state.best_drafts(logits, rows, to_come, 1))
@@ -123,8 +123,8 @@ class MultiLayerProposer:
         last = (counts - 1).clamp_min(0).view(-1, 1, 1).expand(-1, 1, hidden.shape[2])
         for number in range(len(self._heads)):
             out = self._read_rows(number, rows, start - number, token_ids, hidden, is_real)
-            carried = self._carry[number, rows.index]
-            self._carry[number, rows.index] = torch.where(is_real[:, :1], out.gather(1, last).squeeze(1), carried)
+            carried = self._carry[rows.index, number]
+            self._carry[rows.index, number] = torch.where(is_real[:, :1], out.gather(1, last).squeeze(1), carried)
             hidden = torch.cat([carried.unsqueeze(1), out[:, :-1]], dim=1)
 
     def _read_rows(
@@ -172,7 +172,7 @@ class MultiLayerProposer:
         """[n, H], what head `number` reads: the output of the head before from its carried row on."""
         if chunk.start - number < self._first[chunk.row]:
             return out
-        return torch.cat([self._carry[number - 1, chunk.row].unsqueeze(0), out])
+        return torch.cat([self._carry[chunk.row, number - 1].unsqueeze(0), out])
 
     def _read_spans(
         self, number: int, chunks: Sequence[Chunk], spans: Sequence[tuple[int, int]], hidden: Sequence[Tensor]

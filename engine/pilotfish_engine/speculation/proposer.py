@@ -1,7 +1,8 @@
 """What a method implements: one file with a class of this protocol, and one line in `registry`.
 
-Knows nothing about how its candidates are verified. A proposer may keep tensors by row (of the largest batch) and its
-own KV pool, whose pages have the numbers of the target's: a row's pages serve both.
+Knows nothing about how its candidates are verified. What a proposer keeps of a row stands in the request
+state (`state.kept`), so that a request can leave with it. It may have a KV pool of its own, whose pages have the
+numbers of the target's: a row's pages serve both.
 """
 
 from __future__ import annotations

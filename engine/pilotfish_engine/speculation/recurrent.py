@@ -63,7 +63,6 @@ class RecurrentProposer:
     lookahead = 1
 
     def __init__(self, head: RecurrentHead, state: RequestState, num_pages: int, page_size: int) -> None:
-        rows = state.seq_lens.shape[0]
         self.aux_layers = head.aux_layers
         self.kv = head.new_kv_cache(num_pages, page_size)
         self._head = head
@@ -76,9 +75,9 @@ class RecurrentProposer:
         self._unread = Unread(state, head.feature_size, dtype)
         hidden_size = head.combine(torch.zeros(1, head.feature_size, dtype=dtype, device=device)).shape[1]
         # after the last known token of each row: what recurs, and the best next tokens with their log-probabilities
-        self._hidden = torch.zeros(rows, hidden_size, dtype=dtype, device=device)
-        self._next_ids = torch.zeros(rows, self.max_topk, dtype=torch.int64, device=device)
-        self._next_scores = torch.zeros(rows, self.max_topk, dtype=torch.float32, device=device)
+        self._hidden = state.kept.new("recurring", (hidden_size,), dtype)
+        self._next_ids = state.kept.new("next ids", (self.max_topk,), torch.int64)
+        self._next_scores = state.kept.new("next scores", (self.max_topk,), torch.float32)
 
     def slots_needed(self, settings: Settings) -> int:
         return rows_needed(settings.num_steps, settings.topk)

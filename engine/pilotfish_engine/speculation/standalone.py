@@ -33,17 +33,16 @@ class StandaloneProposer:
     lookahead = 0
 
     def __init__(self, draft: Decoder, state: RequestState, num_pages: int, page_size: int) -> None:
-        rows = state.seq_lens.shape[0]
         self._draft = draft
         self._state = state
         self.kv = draft.new_kv_cache(num_pages, page_size)
         self._unread = Unread(state, 0, draft.dtype)
-        self._ahead = [False] * rows  # a chunk of the prompt was read, and the token after it too
+        self._ahead = state.kept.new_numbers("ahead")  # 1: a chunk of the prompt was read, and the token after it too
         self._vocabulary = Vocabulary(torch.arange(draft.num_tokens, device=state.device), state.vocab_size)
         self.max_topk = min(MAX_TOPK, self._vocabulary.size)
         # the draft's best next tokens after the last known token of each row, best first, with their log-probabilities
-        self._next_ids = torch.zeros(rows, self.max_topk, dtype=torch.int64, device=state.device)
-        self._next_scores = torch.zeros(rows, self.max_topk, dtype=torch.float32, device=state.device)
+        self._next_ids = state.kept.new("next ids", (self.max_topk,), torch.int64)
+        self._next_scores = state.kept.new("next scores", (self.max_topk,), torch.float32)
 
     def slots_needed(self, settings: Settings) -> int:
         # the bonus token's row, then those of the tree
@@ -51,7 +50,7 @@ class StandaloneProposer:
 
     def admit(self, row: int, cached_len: int) -> None:
         self._unread.admit(row)
-        self._ahead[row] = False
+        self._ahead[row] = 0
 
     def reusable_len(self, row: int, seq_len: int) -> int:
         return min(seq_len, seq_len + 1 - self._unread.lag(row))
@@ -64,7 +63,7 @@ class StandaloneProposer:
         hidden, _ = self._draft.forward(inputs, self.kv)
         self._keep_best(rows, hidden[last_places(inputs)])
         for chunk in chunks:
-            self._ahead[chunk.row] = not chunk.last
+            self._ahead[chunk.row] = int(not chunk.last)
 
     def due(self, rows: Rows, settings: Settings) -> list[int] | None:
         return self._unread.due(rows, settings.num_steps)

@@ -67,6 +67,12 @@ class Step:
         allowed = self.state.grammars.allowed(rows.host, tree.nodes)
         return self.commit(rows, settings, self.verify(rows, tree, settings.num_steps, allowed))
 
+    @property
+    def caches(self) -> list[KVCache]:
+        """The target's, and the draft's where it has one."""
+        own: KVCache | None = getattr(self.proposer, "kv", None)
+        return [self.kv] if own is None else [self.kv, own]
+
     def catch_up(self, rows: Rows, settings: Settings) -> None:
         """Lets the draft read what plain steps left, where that is due. The host plans and copies nothing after it."""
         counts = None if self.proposer is None else self.proposer.due(rows, settings)

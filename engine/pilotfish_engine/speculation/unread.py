@@ -19,10 +19,9 @@ class Unread:
     """feature_size: width of what is kept of a token; 0 for a draft that reads tokens alone."""
 
     def __init__(self, state: RequestState, feature_size: int, dtype: torch.dtype) -> None:
-        rows, device = state.seq_lens.shape[0], state.device
         self._state = state
-        self._lag = [0] * rows
-        self._features = torch.zeros(rows, CATCH_UP, feature_size, dtype=dtype, device=device)  # at position mod it
+        self._lag = state.kept.new_numbers("unread")
+        self._features = state.kept.new("unread features", (CATCH_UP, feature_size), dtype)  # at position mod CATCH_UP
 
     def admit(self, row: int) -> None:
         self._lag[row] = 0

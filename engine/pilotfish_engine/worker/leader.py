@@ -18,8 +18,13 @@ import msgspec
 from pilotfish_engine.contract.speculation import Envelope, Settings
 from pilotfish_engine.distributed.children import received
 from pilotfish_engine.distributed.followers import CAUSE_SECONDS, Followers
+from pilotfish_engine.errors import HandoverError
 from pilotfish_engine.types import Admission, Batch, GenerationBatchResult, Read, SpeculationReport, WorkerLimits
 from pilotfish_engine.worker.target import TargetWorker
+
+NOT_ALONE = (
+    "several devices share this engine's model, each with its part of a request; one that has it whole would work"
+)
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
@@ -95,6 +100,12 @@ class Leader:
     def release(self, row: int) -> None:
         self._worker.release(row)
         self._followers.send(Release(row))
+
+    def write_out(self, row: int) -> bytes:
+        raise HandoverError(NOT_ALONE)
+
+    def read_in(self, row: int, written: bytes) -> None:
+        raise HandoverError(NOT_ALONE)
 
     def set_envelope(self, envelope: Envelope) -> None:
         self._worker.set_envelope(envelope)

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import torch
 
+from pilotfish_engine.batch.handover import read_in, write_out
 from pilotfish_engine.batch.passes import last_places, over_spans
 from pilotfish_engine.contract.controller import Controller
 from pilotfish_engine.contract.speculation import PLAIN, CostProfile, DeviceReport, Envelope, Settings
@@ -105,6 +106,12 @@ class TargetWorker:
 
     def release(self, row: int) -> None:
         self._step.state.release(row)
+
+    def write_out(self, row: int) -> bytes:
+        return write_out(self._step.state, self._step.caches, row)
+
+    def read_in(self, row: int, written: bytes) -> None:
+        read_in(self._step.state, self._step.caches, row, written)
 
     def reusable_len(self, row: int, seq_len: int) -> int:
         proposer = self._step.proposer

@@ -77,6 +77,12 @@ class Watched:
     def release(self, row: int) -> None:
         self.parts.worker.release(row)
 
+    def write_out(self, row: int) -> bytes:
+        return self.parts.worker.write_out(row)
+
+    def read_in(self, row: int, written: bytes) -> None:
+        self.parts.worker.read_in(row, written)
+
     def set_envelope(self, envelope: Envelope) -> None:
         self.parts.worker.set_envelope(envelope)
 

@@ -127,8 +127,8 @@ def test_every_cause_at_every_place(engine, scored, method, draft, at):
             assert given.logprob == pytest.approx(float(row[token]), abs=1e-4)
         whole = PROMPTS[cause] + (tokens if cause == "grammar" else scored[cause][0]) + [EOS] * (lookahead + 1)
         known = len(PROMPTS[cause]) + len(tokens)
-        cached = harness.scheduler.prefix.match(whole)
-        harness.scheduler.pool.release(cached)
+        cached = harness.scheduler.room.prefix.match(whole)
+        harness.scheduler.room.pool.release(cached)
         # the last token has no KV; an abort comes between steps, maybe with one under way
         assert len(cached) == known - max(1, lookahead) or (cause == "abort" and len(cached) < known), cause
     assert harness.scheduler.report().counters.emitted_tokens == sum(len(t) for t, _, _ in expected.values())
@@ -162,7 +162,7 @@ def test_counts_are_what_was_sent(engine, method, draft, num_steps, topk):
     assert counters.drafted_tokens == sum(a.last.drafted_tokens for a in answers)
     assert counters.accepted_tokens == sum(a.last.accepted_tokens for a in answers)
     # every kept token is the first after a prompt went through, an accepted draft, or the one that a step adds itself
-    went_through = len(answers) + harness.scheduler.retractions
+    went_through = len(answers) + harness.scheduler.tally.retractions
     added = counters.emitted_tokens - counters.accepted_tokens - went_through
     cut_short = counters.steps + counters.plain_steps - added
     assert 0 <= cut_short <= len(answers)

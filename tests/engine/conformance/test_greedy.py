@@ -50,7 +50,7 @@ def test_chunked_prefill(engine, greedy, method, draft, page_size, overlap, chun
 def test_retraction_under_pressure(engine, greedy, method, draft, num_steps, topk, page_size, overlap):
     """Once the first have their rows, another holder takes what is free, so that they are retracted and resume."""
     harness = start(engine, method, draft, page_size, num_steps, topk, 16, overlap)
-    pool = harness.scheduler.pool
+    pool = harness.scheduler.room.pool
     batch = prompts(6, seed=3, shortest=20)
     ids = [harness.submit(p, max_tokens=40, ignore_eos=True) for p in batch]
     taken: list[int] = []
@@ -62,7 +62,7 @@ def test_retraction_under_pressure(engine, greedy, method, draft, num_steps, top
         if not taken:
             taken = pool.allocate(pool.num_free) or []
         pool.check([*harness.scheduler.held_pages(), taken])
-    assert harness.scheduler.retractions > 0
+    assert harness.scheduler.tally.retractions > 0
     assert [harness.answers[i].token_ids for i in ids] == [greedy(p, 40) for p in batch]
     pool.release(taken)
     harness.scheduler.check()
@@ -82,7 +82,10 @@ def test_abort_frees_all_and_disturbs_nobody(engine, greedy, method, draft, num_
     harness.drain()
     for number in (0, 2, 3):
         assert harness.answers[ids[number]].token_ids == greedy(batch[number], 20)
-    assert harness.scheduler.pool.num_free + harness.scheduler.prefix.num_cached == harness.scheduler.pool.num_pages
+    assert (
+        harness.scheduler.room.pool.num_free + harness.scheduler.room.prefix.num_cached
+        == harness.scheduler.room.pool.num_pages
+    )
 
 
 @pytest.mark.parametrize(("page_size", "overlap"), [(1, True), (16, False)])

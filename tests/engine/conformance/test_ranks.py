@@ -106,7 +106,7 @@ def story(parts: Parts, settings: Sequence[tuple[int, int]], overlap: bool) -> t
     last = harness.answers[ids[0]].last
     assert last is not None
     assert last.cached_tokens >= 16
-    assert harness.scheduler.retractions > 0
+    assert harness.scheduler.tally.retractions > 0
     return harness, [harness.answers[i].token_ids for i in [first, *ids]]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pilotfish_engine.contract.speculation import Effective, Envelope
+from pilotfish_engine.errors import HandoverError
 from pilotfish_engine.messages import Output, SamplingParams, Submit
 from pilotfish_engine.scheduler.scheduler import Scheduler
 from pilotfish_engine.types import (
@@ -63,6 +64,12 @@ class Counting:
 
     def release(self, row: int) -> None:
         del self.rows[row]
+
+    def write_out(self, row: int) -> bytes:
+        raise HandoverError("it only counts; an engine would work")
+
+    def read_in(self, row: int, written: bytes) -> None:
+        raise HandoverError("it only counts; an engine would work")
 
     def reusable_len(self, row: int, seq_len: int) -> int:
         return min(seq_len, self.rows[row].computed)

@@ -41,7 +41,7 @@ def test_in_every_iteration(victim, overlap):
             got = tokens(outputs[name])
             assert got == answer(prompt, len(got) if name == victim else 20)
         assert not worker.rows
-        assert scheduler.pool.num_free + scheduler.prefix.num_cached == LIMITS.num_pages
+        assert scheduler.room.pool.num_free + scheduler.room.prefix.num_cached == LIMITS.num_pages
         # what the cache keeps is right: asked again, all give the same
         for name in prompts:
             submit(scheduler, name, LENGTHS[name], max_tokens=20)

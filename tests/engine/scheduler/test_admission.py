@@ -51,7 +51,7 @@ def test_where_the_limit_says_how_long_answers_are_nobody_is_sent_back(overlap, 
     prompts = {f"r{n}": submit(scheduler, f"r{n}", 8, max_tokens=40) for n in range(40)}
     outputs = drain(scheduler)
     assert {name: tokens(outputs[name]) for name in prompts} == {n: answer(p, 40) for n, p in prompts.items()}
-    assert scheduler.retractions == 0
+    assert scheduler.tally.retractions == 0
     assert worker.extended == 40 * 8
     # the pool holds 256 tokens, five whole requests of 48: many more than five would not fit, fewer were a waste
     rows = [len(batch.rows) for batch in worker.batches if batch.rows]
@@ -75,7 +75,7 @@ def test_answers_that_end_early_let_more_requests_in():
         outputs = drain(scheduler)
         assert {name: tokens(outputs[name]) for name in expected} == expected
     assert max(len(batch.rows) for batch in worker.batches) >= 10
-    assert scheduler.retractions == 0
+    assert scheduler.tally.retractions == 0
 
 
 def test_wrong_expectations_cost_little():
@@ -89,7 +89,7 @@ def test_wrong_expectations_cost_little():
     prompts = {f"long{n}": submit(scheduler, f"long{n}", 8, max_tokens=64) for n in range(16)}
     outputs = drain(scheduler, limit=1000)
     assert {name: tokens(outputs[name]) for name in prompts} == {n: answer(p, 64) for n, p in prompts.items()}
-    assert 0 < scheduler.retractions <= 2 * len(prompts)
+    assert 0 < scheduler.tally.retractions <= 2 * len(prompts)
     assert worker.extended <= len(prompts) * (8 + 64)
 
 

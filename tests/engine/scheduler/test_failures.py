@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pilotfish_engine.messages import Output
-from pilotfish_engine.scheduler.scheduler import MAX_FAILED_STEPS, Scheduler
+from pilotfish_engine.scheduler.faults import MAX_FAILED_STEPS
+from pilotfish_engine.scheduler.scheduler import Scheduler
 from pilotfish_engine.types import Batch, ForwardMode, WorkerLimits
 from tests.engine.scheduler.counting_worker import Counting, answer, drain, prompt_of, submit, tokens
 
@@ -96,7 +97,7 @@ def test_a_batch_that_fails_once_ends_nobody_who_had_company(mode, overlap):
         if len(calls) > failing:  # else the run was over before
             assert len(failed) == (len(calls[failing].rows) + len(calls[failing].chunks) == 1)
         assert not worker.rows
-        assert scheduler.pool.num_free + scheduler.prefix.num_cached == 64
+        assert scheduler.room.pool.num_free + scheduler.room.prefix.num_cached == 64
 
 
 @pytest.mark.parametrize("mode", list(ForwardMode)[:2])
@@ -122,5 +123,5 @@ def test_who_makes_batches_fail_ends_alone(mode, overlap, culprits, pages):
             assert (last.finish_reason, got) == ("length", answer(prompt, 2 + 3 * at))
         assert got == answer(prompt, 2 + 3 * at)[: len(got)]
     assert not worker.rows
-    assert scheduler.pool.num_free + scheduler.prefix.num_cached == pages
+    assert scheduler.room.pool.num_free + scheduler.room.prefix.num_cached == pages
     assert scheduler.unready is None or len(culprits) > 2

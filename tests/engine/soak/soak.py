@@ -117,7 +117,7 @@ class Soak:
         sums.answers += len(played.asked) - len(played.aborted)
         sums.aborts += len(played.aborted)
         sums.faults += len(played.faults)
-        sums.retractions += scheduler.retractions
+        sums.retractions += scheduler.tally.retractions
         sums.steps += played.steps
         sums.tokens += sent
 
@@ -205,7 +205,7 @@ class _Round:
         assert (report.running, report.waiting) == (0, 0), f"{report.running} running, {report.waiting} waiting"
         scheduler.flush_cache()
         scheduler.check()
-        pool = scheduler.pool
+        pool = scheduler.room.pool
         assert pool.num_free == pool.num_pages, f"{pool.num_pages - pool.num_free} pages are held by nobody"
         left = requests_in_memory() - self._before
         assert left <= 0, f"{left} requests are still in memory"
