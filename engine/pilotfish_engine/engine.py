@@ -118,7 +118,7 @@ def assemble(
         graphs=_recorded(step, profile, envelope),
         memory_bytes=reserved.parts(),
     )
-    stop_text = None if tokenizer is None else lambda params: StopStrings(tokenizer, params.stop, params.visible)
+    stop_text = None if tokenizer is None else lambda params: StopStrings.of(tokenizer, params)
     grammars = None
     if tokenizer is not None:
         grammars = Grammars(tokenizer.pieces, limits.eos_token_ids, vocab_size, tokenizer.encode_within).compile

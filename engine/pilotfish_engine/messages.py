@@ -39,6 +39,14 @@ class Grammar(msgspec.Struct, frozen=True):
     after: tuple[Stage, ...] = ()
 
 
+class Thought(msgspec.Struct, frozen=True):
+    """What an answer's text may begin with, between tags of which it has one each: reasoning. opened: by the prompt."""
+
+    begins: tuple[str, ...]
+    ends: tuple[str, ...]
+    opened: bool = False
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How one request is sampled and when it ends. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off.
 
@@ -47,7 +55,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     many tokens come before an end token, and a stop string that is complete by then ends nothing. A grammar overrides
     ignore_eos: where it ends, the answer ends. logprobs: alternatives wanted beside each token's own log-probability,
     20 at most; None: neither. prompt_logprobs: the same of the prompt's tokens.
-    visible: special tokens whose text is part of the answer's, for stop strings and for who reads it.
+    visible: special tokens whose text is part of the answer's, for stop strings and for who reads it. thought: where
+    stop strings end nothing.
     """
 
     max_tokens: int
@@ -68,6 +77,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     prompt_logprobs: bool = False
     visible: tuple[int, ...] = ()
+    thought: Thought | None = None
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -103,7 +103,7 @@ class Api:
         self._service.check_model(body.model)
         _, limits = self._service.loaded()
         if body.messages is not None:
-            tokens = await self._service.encode_chat(body.messages, body.tools or [], body.chat_template_kwargs or {})
+            tokens = await self._service.encode_chat(body.messages, body.tools or [], body.variables)
         else:
             tokens = await self._service.tokens_of(
                 body.prompt or "", "prompt", add_special_tokens=body.add_special_tokens
@@ -142,7 +142,12 @@ def _start(
     rooms = [service.context - len(prompt) for prompt in prompts]
     params = [
         sampling_params(
-            body, room if longest is None else min(longest, room), service.vocab_size, reading.grammar, reading.visible
+            body,
+            room if longest is None else min(longest, room),
+            service.vocab_size,
+            reading.grammar,
+            reading.visible,
+            reading.thought,
         )
         for room in rooms
     ]

@@ -190,10 +190,8 @@ class ChatRequest(Generate):
 
     @property
     def variables(self) -> dict[str, Any]:
-        """Of the chat template: what the client says, else the effort."""
-        effort = self.reasoning_effort
-        said: dict[str, Any] = {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
-        return ({} if effort is None else said) | (self.chat_template_kwargs or {})
+        """Of the chat template."""
+        return _variables(self.reasoning_effort, self.chat_template_kwargs)
 
     @property
     def choice(self) -> Literal["none", "auto", "required"] | NamedTool:
@@ -240,6 +238,7 @@ class TokenizeRequest(Body):
     prompt: Text | None = None
     messages: list[Message] | None = Field(None, min_length=1, max_length=4096)
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    reasoning_effort: ReasoningEffort | None = None
     chat_template_kwargs: JsonObject | None = None
     add_special_tokens: bool = True
 
@@ -248,6 +247,11 @@ class TokenizeRequest(Body):
         if (self.prompt is None) == (self.messages is None):
             raise _wrong("prompt", "or messages is needed, and not both")
         return self
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """Of the chat template."""
+        return _variables(self.reasoning_effort, self.chat_template_kwargs)
 
 
 class DetokenizeRequest(Body):
@@ -267,6 +271,18 @@ class SpeculationUpdate(EnvelopeUpdate):
             json_schema_input_type=Literal["Auto"] | Annotated[int, Field(ge=1, le=MAX_THRESHOLD)] | None,
         ),
     ] = None
+
+
+def _variables(effort: ReasoningEffort | None, said: dict[str, Any] | None) -> dict[str, Any]:
+    """The effort by the names that templates have for it, and what the client says itself. enable_thinking: Qwen3,
+    GLM-4.5, SmolLM3; thinking: DeepSeek-V3.1, Granite 3, Kimi K2.5, which are off by default; thinking_budget:
+    Seed-OSS; reasoning_effort: gpt-oss."""
+    meant: dict[str, Any] = {}
+    if effort == "none":
+        meant = {"enable_thinking": False, "thinking": False, "thinking_budget": 0}
+    elif effort is not None:
+        meant = {"enable_thinking": True, "thinking": True, "reasoning_effort": effort}
+    return meant | (said or {})
 
 
 def _wrong(field: str, sentence: str) -> PydanticCustomError:

@@ -119,6 +119,8 @@ class Message(Body):
         }
         if self.role == "assistant" and self.reasoning_content is not None:
             shown["reasoning_content"] = self.reasoning_content
+            if self.tool_calls and not self.text:  # as gpt-oss' template has it, which takes one of both
+                shown["thinking"] = self.reasoning_content
         if self.tool_calls:
             shown["tool_calls"] = [
                 {

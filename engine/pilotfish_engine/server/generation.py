@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from pilotfish_engine.messages import FinishReason, Grammar, Output, SamplingParams, Submit, TokenLogprob
+from pilotfish_engine.messages import FinishReason, Grammar, Output, SamplingParams, Submit, Thought, TokenLogprob
 from pilotfish_engine.server.bodies import MAX_CHOICES, Generate
 from pilotfish_engine.server.failures import ApiError, Invalid
 from pilotfish_engine.server.link import CoreGone, Link
@@ -224,10 +224,15 @@ def _submit(request_id: str, prompt: list[int], params: SamplingParams, k: int, 
 
 
 def sampling_params(
-    body: Generate, max_tokens: int, vocab_size: int, grammar: Grammar | None, visible: Sequence[int] = ()
+    body: Generate,
+    max_tokens: int,
+    vocab_size: int,
+    grammar: Grammar | None,
+    visible: Sequence[int] = (),
+    thought: Thought | None = None,
 ) -> SamplingParams:
     """max_tokens: what the answer can have, asked for or left by the context. visible: special tokens that are read.
-    Raises Invalid."""
+    thought: where stop strings end nothing. Raises Invalid."""
     if (body.min_tokens or 0) > max_tokens:
         raise Invalid(
             f"min_tokens is {body.min_tokens}, and the answer has at most {max_tokens} tokens (max_tokens, or what the "
@@ -256,6 +261,7 @@ def sampling_params(
         logprobs=body.alternatives,
         prompt_logprobs=body.scores_prompt,
         visible=tuple(visible),
+        thought=thought,
     )
 
 

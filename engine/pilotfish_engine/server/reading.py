@@ -9,7 +9,7 @@ import msgspec
 
 from pilotfish_engine.config import ServerConfig
 from pilotfish_engine.errors import UsageError
-from pilotfish_engine.messages import Grammar, Stage
+from pilotfish_engine.messages import Grammar, Stage, Thought
 from pilotfish_engine.server import reasoning, tool_formats
 from pilotfish_engine.server.bodies import ChatRequest
 from pilotfish_engine.server.conversation import NamedTool
@@ -25,12 +25,14 @@ from pilotfish_engine.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Reading:
-    """visible: special tokens that are read. grammar: what an answer must be, and the field that says so."""
+    """visible: special tokens that are read. grammar: what an answer must be, and the field that says so. thought: how
+    reasoning is written, in which stop strings end nothing."""
 
     new_reader: Callable[[], Reader]
     visible: tuple[int, ...] = ()
     grammar: Grammar | None = None
     field: str = "response_format"
+    thought: Thought | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,8 @@ def read_chat(body: ChatRequest, formats: Formats, prompt: str) -> Reading:
 
     stages = () if style is None or harmony else _stages(style, opened, prompt, tokenizer)
     grammar, field = _demanded(body, calls, stages)
-    return Reading(new_reader, tuple(specials.values()), grammar, field)
+    thought = None if style is None else reasoning.thought(style, opened)
+    return Reading(new_reader, tuple(specials.values()), grammar, field, thought)
 
 
 def _stages(style: Style, opened: bool, prompt: str, tokenizer: Tokenizer) -> Sequence[Stage]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from pilotfish_engine.messages import Thought
 from pilotfish_engine.server.parts import Part, Reader, Reasoning, joined
 from pilotfish_engine.tokenizer import held_back
 
@@ -55,6 +56,13 @@ def detected(template: str, is_token: Callable[[str], bool]) -> Style | None:
         if any(end in template for end in style.ends):
             return style
     return next((style for style in STYLES if is_token(style.begins[0]) and is_token(style.ends[0])), None)
+
+
+def thought(style: Style, opened: bool) -> Thought:
+    """Of gpt-oss, whose answers are messages, all before the first one that is for the user."""
+    if style is HARMONY:
+        return Thought(("<|channel|>",), ("final<|message|>", "commentary<|message|>"))
+    return Thought(style.begins, style.ends, opened)
 
 
 def opened(style: Style, prompt: str) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,8 +25,8 @@ TEMPLATE = """\
 MAX_MODEL_LEN = 512
 
 
-def tokenizer() -> Tokenizer:
-    """Byte-level BPE: é and 🤷 are two and four tokens, " the" is one."""
+def tokenizer(plain: Sequence[str] = ()) -> Tokenizer:
+    """Byte-level BPE: é and 🤷 are two and four tokens, " the" is one. plain: more tokens, which show in a text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     readable = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     known = "".join(chr(code) for code in range(32, 127)) + "\né🤷"
@@ -37,6 +37,7 @@ def tokenizer() -> Tokenizer:
     backend.pre_tokenizer = readable
     backend.decoder = decoders.ByteLevel()
     backend.add_tokens([AddedToken(END, special=True, normalized=False)])
+    backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in plain])
     return backend
 
 
@@ -62,23 +63,25 @@ def model(vocab_size: int) -> LlamaForCausalLM:
     return made
 
 
-def save(made: LlamaForCausalLM, folder: Path) -> None:
+def save(made: LlamaForCausalLM, folder: Path, plain: Sequence[str] = (), template: str = TEMPLATE) -> None:
     made.save_pretrained(folder)
-    tokenizer().save(str(folder / "tokenizer.json"))
+    tokenizer(plain).save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": END}))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "chat_template.jinja").write_text(template)
 
 
 @contextmanager
-def serving(folder: Path, target: LlamaForCausalLM, *flags: str) -> Iterator[Engine]:
+def serving(
+    folder: Path, target: LlamaForCausalLM, *flags: str, plain: Sequence[str] = (), template: str = TEMPLATE
+) -> Iterator[Engine]:
     """The engine, with four drafts a step at every load, by a model that is near the target: most are accepted."""
-    save(target, folder / "target")
+    save(target, folder / "target", plain, template)
     draft = model(target.config.vocab_size)
     torch.manual_seed(6)
     with torch.no_grad():
         for weight in draft.parameters():
             weight.add_(0.02 * torch.randn_like(weight))
-    save(draft, folder / "draft")
+    save(draft, folder / "draft", plain, template)
     own = folder / "engine"
     own.mkdir()
     (folder / "admin").write_text(ADMIN_TOKEN)

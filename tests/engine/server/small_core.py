@@ -94,7 +94,7 @@ class SmallCore:
         while self._waiting and len(self._running) < self.limits.max_running_requests:
             request = self._waiting.popleft()
             assert CRASH not in request.prompt, "asked to crash"
-            stops = StopStrings(self._tokenizer, request.params.stop)
+            stops = StopStrings.of(self._tokenizer, request.params)
             self._running[request.request_id] = Running(request, stops)
         return [self._advance(running) for running in list(self._running.values())]
 

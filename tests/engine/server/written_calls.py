@@ -122,6 +122,8 @@ WRITTEN = [
     Written("mistral", f"[TOOL_CALLS]get_weather[CALL_ID]abcDEF123[ARGS]{PARIS}", "", ONE),
     Written("mistral", f"[TOOL_CALLS]get_weather{PARIS} and so on", "and so on", ONE),
     Written("mistral", "[TOOL_CALLS]no call", "[TOOL_CALLS]no call", []),
+    Written("mistral", f"[TOOL_CALLS][{CALL}]\n[1] says so", "[1] says so", ONE),
+    Written("mistral", f"[TOOL_CALLS]get_weather{PARIS}[TOOL_CALLS]no call", "[TOOL_CALLS]no call", ONE),
     Written("mistral", "[TOOL_CALLS", "[TOOL_CALLS", []),
     Written("deepseek", section(fence("get_weather", PARIS) + "\n" + fence("get_time", "{}")), "", TWO),
     Written(

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import random
+import re
 
+import msgspec
+
+from pilotfish_engine.messages import Thought
 from pilotfish_engine.source import resolve
 from pilotfish_engine.tokenizer import StopStrings, held_back, load
 from tests.engine.server.serving import MODEL
@@ -33,3 +37,39 @@ def test_an_answer_ends_at_the_first_token_that_completes_a_stop_string_long_or_
             assert end == (min(starts) if starts else None)
             if end is not None:
                 break
+
+
+THOUGHT = Thought(("<t>", "<th>"), ("</t>", "</th>"))
+
+
+def content_start(text: str, opened: bool) -> int:
+    """Where what is no reasoning begins, and the blanks behind it have ended."""
+    found = re.match(r"(\s*<th?>)?(.*?)(</th?>|\Z)\s*" if opened else r"\s*<th?>(.*?)(</th?>|\Z)\s*", text, re.DOTALL)
+    return found.end() if found else 0
+
+
+def test_stop_strings_end_nothing_within_a_thought_however_its_tags_are_cut() -> None:
+    tokenizer = load(resolve(MODEL))
+    chance = random.Random(3)
+    ended = dormant = 0
+    for number in range(1500):
+        opened = number % 2 == 0
+        words = chance.choices(["<t>", "</t>", "<th>", "</th>", "\n", " ", "a", "ab", "<", "a>b"], k=9)
+        text = "".join([*chance.choices(["<t>", "<th>", "", "\n<t>"]), *words])
+        answer = [token for letter in text for token in tokenizer.encode(letter)]
+        if chance.random() < 0.5:
+            answer = tokenizer.encode(text)
+        stops = chance.choices(["a", "b", "\n", "\n\n", "ba", ">b", "ab a", " a"], k=2)
+        search = StopStrings(tokenizer, stops, (), msgspec.structs.replace(THOUGHT, opened=opened))
+        for count, token in enumerate(answer, 1):
+            seen = tokenizer.decode(answer[:count])
+            start = content_start(seen, opened)
+            places = [at for stop in stops if (at := seen.find(stop, start)) >= 0]
+            end = search.append(token)
+            assert end == min(places, default=None), (text, stops, seen)
+            if end is not None:
+                ended += 1
+                break
+            dormant += any(stop in seen for stop in stops)
+    assert ended > 300
+    assert dormant > 300

@@ -84,7 +84,7 @@ class CallReader:
         self._ids: set[str] = set()
         self._count = 0
         self._text = ""  # not decided yet
-        self._untold = ""  # blanks and tags before the section's first call, and content if none comes
+        self._untold = ""  # blanks and tags since the section's last call, and content if none follows
         self._called = False  # in this section
         self._bare = section.bare
         self._object = _Object()
@@ -137,15 +137,20 @@ class CallReader:
                     self._begin(name, None, parts)
                     self._tell(CallPart(self._count - 1, None, arguments, whole=True), parts)
             case Gap(end):
-                self._untold += "" if self._called else text[:end]
+                self._untold += text[:end]
             case End(end):
                 self._say("" if self._called else self._untold + text[:end], parts)
                 self._where = "content"
             case Foreign(end):
-                self._say(self._untold + text[:end], parts)
+                self._say(self._open_gap() + text[:end], parts)
                 self._untold, self._where = "", "content"
         self._text = text[end:]
         return bool(self._text) or (last and self._where == "section")
+
+    def _open_gap(self) -> str:
+        """What of the untold is content where no call follows: behind a call not what closes it."""
+        opening = self._untold.find("[") if self._called else 0
+        return self._untold[opening:] if opening >= 0 else ""
 
     def _arguments(self, parts: list[Part], last: bool) -> bool:
         end = self._object.take(self._text)
