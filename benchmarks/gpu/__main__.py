@@ -3,9 +3,9 @@
 start: the engine with every default under a cap of memory, its sum, and its first request. plain: an engine without a
 draft; kernels: where its steps' time goes; arrivals: times between tokens while long prompts come. chain: an engine
 with an EAGLE-3 head, drafting chains of 3 that are made to commit 2.6 tokens a step, and with its drafts disabled.
-adaptive: at several shares of acceptance, beside plain and static settings. Each row is the step loop's own time, and
-beside it that of its graph replayed alone: what is between the two the GPU waits. Figures of other engines: SGLang
-0.5.16 and vLLM 0.25.0 on an H200 (2026-11), prompt 512, 256 tokens out.
+chain-kernels: where these two's time goes. adaptive: at several shares of acceptance, beside plain and every chain.
+Each row is the step loop's own time, and beside it that of its graph replayed alone: what is between the two the GPU
+waits. Figures of other engines: SGLang 0.5.16 and vLLM 0.25.0 on an H200 (2026-11), prompt 512, 256 tokens out.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu import shapes, steps
-from benchmarks.gpu.forced import Acceptance, forced, share_for
+from benchmarks.gpu import adaptive, shapes, steps
+from benchmarks.gpu.forced import forced, share_for
 from pilotfish_engine.config import CapacityConfig, EngineConfig, ModelConfig, SpeculationConfig
 from pilotfish_engine.contract.speculation import Envelope, EnvelopeUpdate
+from pilotfish_engine.distributed.children import settle
 from pilotfish_engine.engine import Parts, assemble
 from pilotfish_engine.messages import SamplingParams, Submit
 from pilotfish_engine.scheduler.scheduler import Scheduler
@@ -38,15 +39,7 @@ PEERS = {  # the better one's tokens/s, plain and with a chain of 3 at 2.6 token
 }
 TOKENS_A_STEP = 2.6
 CAP = 80 * 10**9
-PLAIN = EnvelopeUpdate(num_steps=0, tuning="Fixed")
-ADAPTIVE = EnvelopeUpdate(num_steps=5, topk=1, num_draft_tokens=6, tuning="Adaptive", disable_threshold="Auto")
-SHARES = (0.3, 0.6, 0.8)
-
-
-def chain(num_steps: int) -> EnvelopeUpdate:
-    return EnvelopeUpdate(
-        num_steps=num_steps, topk=1, num_draft_tokens=num_steps + 1, tuning="Fixed", disable_threshold=4096
-    )
+PLAIN, CHAIN = adaptive.static(0), adaptive.static(3)
 
 
 def build(folder: Path, head: bool, capacity: CapacityConfig, max_model_len: int | None = 4096) -> Parts:
@@ -64,6 +57,7 @@ def build(folder: Path, head: bool, capacity: CapacityConfig, max_model_len: int
                 capacity=capacity,
             )
         )
+    settle()  # as a model process does
     device = parts.worker.speculation_report().device
     recorded = f"{device.recorded} steps recorded in {device.recording_seconds:.1f} s, {device.recording_failures} not"
     print(f"ready in {time.perf_counter() - begun:.1f} s; {recorded}\n{parts.worker.limits.memory_sum}", flush=True)
@@ -101,20 +95,6 @@ def table(parts: Parts, rows: dict[str, EnvelopeUpdate], batches: Sequence[int],
             show(name, batch, cell, peer)
 
 
-def adaptive(parts: Parts, acceptance: Acceptance, batches: Sequence[int], overlap: bool) -> None:
-    rows = {"plain": PLAIN, "chain of 1": chain(1), "chain of 3": chain(3), "chain of 5": chain(5)}
-    for share in SHARES:
-        acceptance.set(share)
-        for batch in batches:
-            static = {name: steps.run(parts, e, batch, overlap, seed=batch) for name, e in rows.items()}
-            steps.run(parts, ADAPTIVE, batch, overlap, seed=batch)  # learns this load
-            own = steps.run(parts, ADAPTIVE, batch, overlap, seed=batch)
-            best = max(cell.tokens_per_second for cell in static.values())
-            rates = " ".join(f"{name} {cell.tokens_per_second:.0f}" for name, cell in static.items())
-            found = f"{own.tokens_per_second:.0f}, {own.tokens_per_second / best:.2f} of the best"
-            print(f"accepted {share} at {batch}: {rates}; adaptive {found}", flush=True)
-
-
 def by_kernel(parts: Parts, batches: Sequence[int], envelope: EnvelopeUpdate) -> None:
     for batch in batches:
         steps.run(parts, envelope, batch, overlap=True, seed=batch, steps=8)
@@ -137,9 +117,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sections", default="start,plain,kernels,arrivals,chain,adaptive")
     parser.add_argument("--batches", default=",".join(map(str, BATCHES)))
+    parser.add_argument("--loads", default="1,4,16,64,128,256", help="of adaptive, at once")
+    parser.add_argument("--record", type=Path, help="a file for every step and decision of adaptive")
     parser.add_argument("--overlap", default="false,true", help="false, true or both")
     arguments = parser.parse_args()
     sections, batches = arguments.sections.split(","), [int(n) for n in arguments.batches.split(",")]
+    loads = [int(n) for n in arguments.loads.split(",")]
     overlaps = [word == "true" for word in arguments.overlap.split(",")]
     capacity = CapacityConfig(max_running_requests=max(96, *batches), chunk_size=2048)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}")
@@ -158,13 +141,16 @@ def main() -> None:
                 under_arrivals(parts, overlaps)
             del parts
             _free()
-        if "chain" in sections or "adaptive" in sections:
+        if {"chain", "adaptive", "chain-kernels"} & set(sections):
             parts = build(folder, True, capacity)
             acceptance.set(share_for(TOKENS_A_STEP, 3))
             for overlap in overlaps if "chain" in sections else []:
-                table(parts, {"chain of 3": chain(3), "disabled": PLAIN}, batches, overlap)
+                table(parts, {"chain of 3": CHAIN, "disabled": PLAIN}, batches, overlap)
+            if "chain-kernels" in sections:
+                for envelope in (PLAIN, CHAIN):
+                    by_kernel(parts, batches, envelope)
             if "adaptive" in sections:
-                adaptive(parts, acceptance, batches, overlaps[-1])
+                adaptive.show(parts, acceptance, loads, overlaps[-1], arguments.record)
 
 
 def _free() -> None:

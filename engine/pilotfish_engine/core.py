@@ -18,7 +18,7 @@ import zmq
 from pilotfish_engine import messages
 from pilotfish_engine.config import CONFIG, EngineConfig, share_cores
 from pilotfish_engine.contract.speculation import EngineReport, EnvelopeUpdate
-from pilotfish_engine.distributed.children import Say, die_with
+from pilotfish_engine.distributed.children import Say, die_with, settle
 from pilotfish_engine.errors import RequestError, UsageError
 from pilotfish_engine.types import WorkerLimits
 
@@ -198,10 +198,13 @@ def _build(config: EngineConfig, say: Say) -> Core:
     if config.capacity.tensor_parallel_size > 1:
         from pilotfish_engine import group
 
-        return group.build(config, say)
-    from pilotfish_engine import engine
+        core = group.build(config, say)
+    else:
+        from pilotfish_engine import engine
 
-    return engine.build(config)
+        core = engine.build(config)
+    settle()
+    return core
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from pilotfish_engine.config import CONFIG, EngineConfig, share_cores
-from pilotfish_engine.distributed.children import Say, die_with
+from pilotfish_engine.distributed.children import Say, die_with, settle
 from pilotfish_engine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -63,7 +63,9 @@ def main(arguments: list[str]) -> int:
 
     def load(message: Load) -> TargetWorker:
         profile = None if message.profile is None else CostProfile.model_validate_json(message.profile)
-        return assemble(CONFIG.validate_json(message.config), profile, lambda: ranks).worker
+        worker = assemble(CONFIG.validate_json(message.config), profile, lambda: ranks).worker
+        settle()
+        return worker
 
     try:
         follow(sys.stdin.buffer, load)

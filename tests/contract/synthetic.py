@@ -114,7 +114,7 @@ def simulate(
         settings = controller.choose(batch, batch * CONTEXT, prepared.missing_ms)
         extra = prepared.run(settings)
         ms = spec_step_ms(profile, batch, batch * CONTEXT, settings)
-        accept_lens = [_accept_len(dice, acceptance(index), settings) for _ in range(batch)]
+        accept_lens = [accept_len(dice, acceptance(index), settings) for _ in range(batch)]
         late.append((settings, batch * CONTEXT, accept_lens, None if extra else ms, host_ms))
         if len(late) > delay:
             controller.observe(*late.pop(0))
@@ -122,7 +122,7 @@ def simulate(
     return done
 
 
-def _accept_len(dice: random.Random, acceptance: Acceptance, settings: Settings) -> int:
+def accept_len(dice: random.Random, acceptance: Acceptance, settings: Settings) -> int:
     for depth in range(1, settings.num_steps + 1):
         miss = 1 - acceptance.conditional(depth)
         if dice.random() < miss ** (1 + acceptance.siblings * math.log(settings.topk)):
@@ -147,7 +147,7 @@ def regret(
         chosen = controller if isinstance(controller, Settings) else controller.choose(batch, context)
         ms, each = spec_step_ms(true, batch, context, chosen), 1 + expected_yield(acceptance, chosen)
         if isinstance(controller, Controller):
-            accept_lens = [_accept_len(dice, acceptance, chosen) for _ in range(batch)]
+            accept_lens = [accept_len(dice, acceptance, chosen) for _ in range(batch)]
             controller.observe(chosen, context, accept_lens, ms * dice.gauss(1, 0.01))
             settings, choice = controller.effective(), controller.choice
             if choice is not None and chosen.num_steps == settings.num_steps == choice.settings.num_steps:

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from pilotfish_engine.contract.acceptance import AcceptanceEstimate
 from pilotfish_engine.contract.controller import DECIDE_EVERY, Controller
-from pilotfish_engine.contract.goodput import Acceptance, candidates, expected_yield, plain_step_ms, spec_step_ms
+from pilotfish_engine.contract.goodput import (
+    Acceptance,
+    candidates,
+    expected_yield,
+    plain_step_ms,
+    spec_rate,
+    spec_step_ms,
+)
 from pilotfish_engine.contract.probes import PROBE_SHARE
 from pilotfish_engine.contract.speculation import PLAIN, CostProfile, Envelope, Settings
 from tests.contract.synthetic import (
@@ -21,6 +28,7 @@ from tests.contract.synthetic import (
     SMALL,
     Blind,
     Prepared,
+    accept_len,
     best_static,
     rate,
     regret,
@@ -131,6 +139,44 @@ def test_within_two_hundredths_of_the_best_static_though_the_profile_errs_about_
         own, promise = regret(subject, true, acceptance, batch, (228, 378), seed=2)
         assert own >= 0.98 * max(statics), accepted
         assert promise == pytest.approx(1, abs=0.05 if batch > 4 else 0.12), accepted
+
+
+@pytest.mark.parametrize("shift", [0.03, 0.06])
+@pytest.mark.parametrize("accepted", [0.6, 0.72])
+@pytest.mark.parametrize("batch", [16, 64, 128])
+def test_a_rival_that_became_faster_since_it_ran_is_found(batch: int, accepted: float, shift: float) -> None:
+    """A GPU's clock follows the load, so that what was measured under another one errs by some hundredths."""
+    acceptance = Acceptance(tuple(accepted**depth for depth in range(1, 6)))
+    subject, true = controller(H200_8B), _Shifted(H200_8B)
+    rival = max(candidates(CHAINS), key=lambda s: spec_rate(H200_8B, acceptance, batch, batch * CONTEXT, s))
+    true.factors[rival] = 1 + shift
+    for seed in range(200):
+        _one_step(subject, true, acceptance, batch, seed)
+    true.factors[rival] = 1 - shift
+    lately = [_one_step(subject, true, acceptance, batch, seed) for seed in range(500)][200:]
+    own = sum(tokens for tokens, _ in lately) / sum(ms for _, ms in lately)
+    assert own >= 0.985 * batch * (1 + expected_yield(acceptance, rival)) / true.step_ms(rival, batch, batch * CONTEXT)
+
+
+class _Shifted:
+    """A profile's costs, some settings' by a factor."""
+
+    def __init__(self, profile: CostProfile) -> None:
+        self._profile = profile
+        self.factors: dict[Settings, float] = {}
+
+    def step_ms(self, settings: Settings, batch: int, context_tokens: int) -> float:
+        return self.factors.get(settings, 1.0) * spec_step_ms(self._profile, batch, context_tokens, settings)
+
+
+def _one_step(
+    subject: Controller, true: _Shifted, acceptance: Acceptance, batch: int, seed: int
+) -> tuple[float, float]:
+    """The tokens that it commits in the mean, and its time."""
+    dice, chosen = random.Random(seed), subject.choose(batch, batch * CONTEXT)
+    ms = true.step_ms(chosen, batch, batch * CONTEXT)
+    subject.observe(chosen, batch * CONTEXT, [accept_len(dice, acceptance, chosen) for _ in range(batch)], ms)
+    return batch * (1 + expected_yield(acceptance, chosen)), ms
 
 
 @pytest.mark.parametrize("accept_length", [1.3, 1.6, 2.6])

@@ -38,7 +38,7 @@ def started(parts, num_steps, topk, temperature):
     for request in decoding:
         added = harness.scheduler._grow(request, reserve)
         if added is not None:
-            parts.step.state.append_pages(added.row, added.first, added.pages)
+            parts.step.state.append_pages([added])
     return parts.step.state
 
 

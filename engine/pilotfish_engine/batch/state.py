@@ -19,7 +19,7 @@ from pilotfish_engine.model.memory import put
 from pilotfish_engine.sampling.draw import SamplingRows, choose, draft_logits
 from pilotfish_engine.sampling.grammar_rows import GrammarRows
 from pilotfish_engine.sampling.processors import Paths, Processors
-from pilotfish_engine.types import Admission, Traits
+from pilotfish_engine.types import Admission, NewPages, Traits
 
 SCRATCH_PAGE = 0
 
@@ -95,7 +95,7 @@ class RequestState:
         self.tokens[row, : len(admission.token_ids)] = put(admission.token_ids, torch.int64, self.device)
         self.seq_lens[row] = admission.cached_len
         self.page_table[row] = SCRATCH_PAGE
-        self.append_pages(row, 0, admission.pages)
+        self.append_pages([NewPages(row, 0, admission.pages)])
         self._sampling.temperature[row] = params.temperature
         self._sampling.top_k[row] = params.top_k or self.vocab_size
         self._sampling.top_p[row] = params.top_p
@@ -114,8 +114,13 @@ class RequestState:
             self.grammars.admit(row, matcher)
         self._traits[row] = int(traits | _traits(admission))
 
-    def append_pages(self, row: int, first: int, pages: Sequence[int]) -> None:
-        self.page_table[row, first : first + len(pages)] = put(pages, torch.int32, self.device)
+    def append_pages(self, added: Sequence[NewPages]) -> None:
+        """In one write: requests that began together need their next pages together too."""
+        width = self.page_table.shape[1]
+        places = [new.row * width + new.first + place for new in added for place in range(len(new.pages))]
+        if places:
+            pages = put([page for new in added for page in new.pages], torch.int32, self.device)
+            self.page_table.view(-1)[put(places, torch.int64, self.device)] = pages
 
     def release(self, row: int) -> None:
         self.seq_lens[row] = 0

@@ -17,7 +17,7 @@ _CLIP = 3.0  # a first step this far from the profile says little more than that
 _SURPRISE = 0.5  # and a later one that the machine interrupted no more than this share
 _SURE = 0.005  # a measured time may be off by this share,
 _UNSURE = 0.1  # and one that was never measured by this much more
-_FORGETS = 0.999  # of a setting's count, with each step of another one
+_FORGETS = 0.98  # of a setting's count, with each step of another one: a GPU's clock follows the load
 
 
 class MeasuredCosts(Costs):

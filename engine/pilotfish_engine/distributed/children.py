@@ -1,8 +1,9 @@
-"""Ends a child process with its parent, and frames the messages between them. Imports no torch."""
+"""Ends a child process with its parent, spares it pauses, and frames the messages between them. Imports no torch."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -21,6 +22,15 @@ def die_with(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the call above
         os._exit(1)
+
+
+def settle() -> None:
+    """Takes what was made so far, and stays, from the garbage collector.
+
+    While it looks at everything steps wait: 200 to 300 ms, measured beside a GPU's step of 10.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def framed(message: msgspec.Struct) -> bytes:

@@ -175,8 +175,7 @@ class TargetWorker:
         host_rows = batch.rows or [chunk.row for chunk in batch.chunks]
         if Traits.GUIDED in self._step.state.traits(host_rows):  # masks are made of what was committed
             self._read_all()
-        for added in batch.new_pages:
-            self._step.state.append_pages(added.row, added.first, added.pages)
+        self._step.state.append_pages(batch.new_pages)
         if batch.mode is ForwardMode.EXTEND:
             self._ended = None
             read = self._extend(batch.chunks)
