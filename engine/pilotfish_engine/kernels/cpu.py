@@ -1,6 +1,7 @@
 """The C++ kernels, called on the tensors' memory. Same contracts as their twins in `reference`.
 
-`DTYPES` is what they compute in; empty where they were not built, so that every call goes to the twins.
+`DTYPES` is what they compute in; empty where they were not built, so that every call goes to the twins. Arguments are
+those that `checks` lets through.
 """
 
 from __future__ import annotations
@@ -13,10 +14,8 @@ from ctypes import c_float, c_int64, c_void_p
 import torch
 from torch import Tensor
 
-from pilotfish_engine.kernels import reference
+from pilotfish_engine.kernels.backend import Backend, Implementation
 from pilotfish_engine.kernels.inputs import AttentionInputs
-from pilotfish_engine.kernels.reference import match_rows as match_rows
-from pilotfish_engine.kernels.reference import top_log_probs as top_log_probs
 
 BUILDS = {"DEFAULT": "_cpu", "NO AVX": "_cpu", "AVX2": "_cpu_v3", "AVX512": "_cpu_v4"}
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -63,25 +62,14 @@ _silu_and_mul = _bind("silu_and_mul")
 _paged_attention, _window_attention = _bind("paged_attention"), _bind("window_attention")
 
 
-def _check(dtype: torch.dtype, *tensors: Tensor) -> None:
-    for tensor in tensors:
-        if tensor.dtype is not dtype or not tensor.is_cpu or not tensor.is_contiguous():
-            raise TypeError(
-                f"kernel takes contiguous CPU tensors of {dtype}, got {tensor.dtype} {list(tensor.shape)} with strides "
-                f"{tensor.stride()} on {tensor.device}"
-            )
+def _takes_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> bool:
+    tokens, inputs = x.shape
+    return tokens <= MAX_TOKENS[x.dtype] and inputs % LANES == 0 and weight.shape[0] % OUTPUTS == 0
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
     tokens, inputs = x.shape
     outputs = weight.shape[0]
-    if tokens > MAX_TOKENS[x.dtype] or inputs % LANES or outputs % OUTPUTS:
-        return reference.linear(x, weight, bias, out_dtype)
-    _check(x.dtype, x, weight)
-    assert weight.shape == (outputs, inputs)
-    if bias is not None:
-        _check(x.dtype, bias)
-        assert bias.shape == (outputs,)
     out = x.new_empty((tokens, outputs), dtype=out_dtype)
     function = (_linear if out_dtype is x.dtype else _linear_to_float32)[x.dtype]
     function(
@@ -92,19 +80,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtyp
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    _check(x.dtype, x, weight)
     rows, width = x.shape
-    assert weight.shape == (width,)
     out = torch.empty_like(x)
     _rms_norm[x.dtype](x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), rows, width, eps)
     return out
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    _check(x.dtype, x, residual, weight)
     rows, width = x.shape
-    assert weight.shape == (width,)
-    assert residual.shape == x.shape
     out = torch.empty_like(x)
     _rms_norm[x.dtype](x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, width, eps)
     return out, residual
@@ -113,16 +96,9 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 def rope_and_write(
     qkv: Tensor, positions: Tensor, cos_sin: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor
 ) -> Tensor:
-    _check(qkv.dtype, qkv, k_cache, v_cache)
-    _check(torch.int64, positions, slots)
-    _check(torch.float32, cos_sin)
     tokens, width = qkv.shape
     _, kv_heads, dim = k_cache.shape
     heads = width // dim - 2 * kv_heads
-    assert width == (heads + 2 * kv_heads) * dim
-    assert v_cache.shape == k_cache.shape
-    assert cos_sin.shape[1] == dim
-    assert positions.shape == slots.shape == (tokens,)
     q = qkv.new_empty((tokens, heads, dim))
     _rope_and_write[qkv.dtype](
         qkv.data_ptr(), positions.data_ptr(), cos_sin.data_ptr(), slots.data_ptr(), q.data_ptr(),
@@ -132,14 +108,23 @@ def rope_and_write(
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
-    _check(gate_up.dtype, gate_up)
     rows, width = gate_up.shape
     out = gate_up.new_empty((rows, width // 2))
     _silu_and_mul[gate_up.dtype](gate_up.data_ptr(), out.data_ptr(), rows, width // 2)
     return out
 
 
-gelu_and_mul = reference.gelu_and_mul
+def _takes_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_size: int,
+    inputs: AttentionInputs,
+    scale: float,
+    window: int | None,
+) -> bool:
+    _, heads, dim = q.shape
+    return dim % LANES == 0 and dim <= MAX_DIM and heads <= MAX_GROUP * k_cache.shape[1]
 
 
 def paged_attention(
@@ -153,21 +138,8 @@ def paged_attention(
 ) -> Tensor:
     tokens, heads, dim = q.shape
     kv_heads = k_cache.shape[1]
-    if dim % LANES or dim > MAX_DIM or heads > MAX_GROUP * kv_heads:
-        return reference.paged_attention(q, k_cache, v_cache, page_size, inputs, scale, window)
     requests, max_pages = inputs.page_table.shape
-    _check(q.dtype, q, k_cache, v_cache)
-    _check(torch.int32, inputs.page_table, inputs.prefix_lens, inputs.q_indptr)
-    assert k_cache.shape == v_cache.shape
-    assert heads % kv_heads == 0
-    assert page_size & (page_size - 1) == 0, "a page holds a power of two of slots"
-    assert k_cache.shape[2] == dim
-    assert inputs.prefix_lens.shape == (requests,)
-    assert inputs.q_indptr.shape == (requests + 1,)
     mask = inputs.tree_mask
-    if mask is not None:
-        _check(torch.int64, mask)
-        assert mask.shape == (tokens,)
     out = torch.empty_like(q)
     function = (_paged_attention if window is None else _window_attention)[q.dtype]
     function(
@@ -176,3 +148,14 @@ def paged_attention(
         tokens, requests, max_pages, page_size, heads, kv_heads, dim, *([] if window is None else [window]), scale,
     )  # fmt: skip
     return out
+
+
+BACKEND = Backend(
+    dtypes=DTYPES,
+    linear=(Implementation(linear, _takes_linear),),
+    rms_norm=(Implementation(rms_norm),),
+    add_rms_norm=(Implementation(add_rms_norm),),
+    rope_and_write=(Implementation(rope_and_write),),
+    silu_and_mul=(Implementation(silu_and_mul),),
+    paged_attention=(Implementation(paged_attention, _takes_attention),),
+)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pilotfish_engine.kernels import cuda, reference
-from pilotfish_engine.kernels.cuda import attention
+from pilotfish_engine.kernels import reference
+from pilotfish_engine.kernels.cuda import attention, elementwise, matching, top
 from tests.engine.kernels.test_kernels import Case, attention_case, close, noise, tolerance, within
 
 DTYPES = [torch.float32, torch.float16]  # the interpreter rounds to bfloat16 by cutting
@@ -35,9 +35,9 @@ CASES = {
 @pytest.mark.parametrize(("rows", "width"), [(1, 576), (3, 100), (70, 64), (2, 5000), (0, 64)])
 def test_norms(dtype: torch.dtype, rows: int, width: int) -> None:
     x, residual, weight = (noise(*size, dtype=dtype, seed=i) for i, size in enumerate([(rows, width)] * 2 + [(width,)]))
-    close(cuda.rms_norm(x, weight, 1e-5), reference.rms_norm(x.double(), weight.double(), 1e-5))
+    close(elementwise.rms_norm(x, weight, 1e-5), reference.rms_norm(x.double(), weight.double(), 1e-5))
     total = (x.float() + residual.float()).to(dtype)
-    normed, summed = cuda.add_rms_norm(x, residual, weight, 1e-5)
+    normed, summed = elementwise.add_rms_norm(x, residual, weight, 1e-5)
     assert summed is residual
     assert torch.equal(summed, total)
     close(normed, reference.rms_norm(total.double(), weight.double(), 1e-5))
@@ -50,7 +50,7 @@ def test_gates(name: str, dtype: torch.dtype) -> None:
     for rows in (0, 1, 5):
         x = noise(rows, 2 * 1100, dtype=dtype) * 30
         x[:1, :3] = torch.tensor([-500.0, 500.0, 0.0])
-        close(getattr(cuda, name)(x), getattr(reference, name)(x.double()))
+        close(getattr(elementwise, name)(x), getattr(reference, name)(x.double()))
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
@@ -58,15 +58,15 @@ def test_gates(name: str, dtype: torch.dtype) -> None:
 def test_the_best_of_each_row(rows: int, length: int, k: int) -> None:
     x = 5 * noise(rows, length, dtype=torch.float32)
     expected, places = reference.top_log_probs(x.double(), k)
-    scores, found = cuda.top_log_probs(x, k)
+    scores, found = top.top_log_probs(x, k)
     close(scores, expected)
     assert torch.equal(found, places)
     x[:, : length // 2] = x[:, length // 2 : length // 2 * 2]  # twins: the first of them comes first, and both come
-    _, found = cuda.top_log_probs(x, k)
+    _, found = top.top_log_probs(x, k)
     order = x.sort(dim=1, descending=True, stable=True).indices[:, :k]
     assert torch.equal(found, order)
     x.fill_(torch.nan)  # padding
-    _, found = cuda.top_log_probs(x, k)
+    _, found = top.top_log_probs(x, k)
     assert bool(((found >= 0) & (found < length)).all())
 
 
@@ -78,7 +78,7 @@ def test_matched_rows(dtype: torch.dtype, rows: int, length: int) -> None:
     weights = torch.arange(rows, dtype=torch.float32)  # of the first: none
     exact = logits.double()
     expected = reference.match_rows(exact, wanted.double(), weights.double())
-    close(cuda.match_rows(logits, wanted, weights), expected)
+    close(matching.match_rows(logits, wanted, weights), expected)
     close(logits, exact)
 
 
@@ -95,7 +95,7 @@ def test_rope_writes_its_slots_and_no_other(
     table = noise(50, dim, dtype=torch.float32)
     caches = [torch.full((100, kv_heads, dim), torch.nan, dtype=dtype) for _ in range(2)]
     exact = [cache.double() for cache in caches]
-    q = cuda.rope_and_write(qkv, positions, table, slots[:tokens], caches[0], caches[1])
+    q = elementwise.rope_and_write(qkv, positions, table, slots[:tokens], caches[0], caches[1])
     close(q, reference.rope_and_write(qkv.double(), positions, table.double(), slots[:tokens], exact[0], exact[1]))
     for found, expected in zip(caches, exact, strict=True):
         torch.testing.assert_close(found.double(), expected, equal_nan=True, **tolerance(dtype))
@@ -113,7 +113,7 @@ def attends(name: str, window: int | None, monkeypatch: pytest.MonkeyPatch) -> N
         k[~read], v[~read] = torch.nan, torch.nan
     expected = reference.paged_attention(q.double(), k.double(), v.double(), page_size, inputs, 0.3, window)
     assert not expected.isnan().any()
-    close(cuda.paged_attention(q, k, v, page_size, inputs, 0.3, window), expected)
+    close(attention.paged_attention(q, k, v, page_size, inputs, 0.3, window), expected)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pilotfish_engine import kernels
 from pilotfish_engine.kernels import cpu, reference
+from pilotfish_engine.kernels.backend import Implementation
 from pilotfish_engine.kernels.inputs import AttentionInputs
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -212,3 +213,50 @@ def test_a_chain_under_verification_has_the_bits_of_single_tokens(dtype: torch.d
 def test_a_strided_tensor_is_refused() -> None:
     with pytest.raises(TypeError, match="strides"):
         kernels.silu_and_mul(noise(8, 8, dtype=torch.float32).t())
+
+
+def test_what_no_kernel_takes_is_the_twin_s() -> None:
+    """Of types and shapes; where a kernel takes the call its arguments are checked, and nowhere else."""
+    x, weight = noise(3, 48, dtype=torch.float64), noise(33, 48, dtype=torch.float64)
+    assert torch.equal(kernels.linear(x, weight), reference.linear(x, weight, None, x.dtype))
+    strided = noise(48, 3, dtype=torch.float32).t()
+    assert torch.equal(
+        kernels.linear(strided, weight.float()), reference.linear(strided, weight.float(), None, torch.float32)
+    )
+    with pytest.raises(TypeError, match="strides"):
+        kernels.linear(strided, noise(32, 48, dtype=torch.float32))
+
+
+def test_a_second_kernel_of_an_operation_has_its_own_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for decoding alone, beside the one for all: a function, and a word in the backend."""
+    calls: list[int] = []
+
+    def takes(
+        q: Tensor, k: Tensor, v: Tensor, page_size: int, inputs: AttentionInputs, scale: float, window: int | None
+    ) -> bool:
+        return inputs.tree_mask is None and q.shape[0] == inputs.page_table.shape[0]
+
+    def one_token_each(
+        q: Tensor, k: Tensor, v: Tensor, page_size: int, inputs: AttentionInputs, scale: float, window: int | None
+    ) -> Tensor:
+        calls.append(inputs.plan("lengths", lambda: len(calls)))
+        rows = inputs.prefix_lens.tolist()
+        out = torch.empty_like(q)
+        for request, length in enumerate(rows):
+            at = torch.arange(length + 1)
+            slots = inputs.page_table[request].long()[at // page_size] * page_size + at % page_size
+            keys, values = (c[slots].repeat_interleave(q.shape[1] // c.shape[1], dim=1) for c in (k, v))
+            weights = torch.softmax(torch.einsum("hd,lhd->hl", q[request], keys) * scale, dim=1)
+            out[request] = torch.einsum("hl,lhd->hd", weights, values)
+        return out
+
+    more = replace(cpu.BACKEND, paged_attention=(Implementation(one_token_each, takes), *cpu.BACKEND.paged_attention))
+    monkeypatch.setattr(kernels, "ATTENTION", replace(kernels.ATTENTION, backends={"cpu": lambda: more}))
+    for name, is_decode in (("all decode", True), ("prefill", False), ("tree", False)):
+        case = Case(((0, 1), (63, 1), (300, 1))) if is_decode else CASES[name]
+        q, k, v, inputs = attention_case(case, 16, torch.float32)
+        for layer in range(2):
+            found = kernels.paged_attention(q, k, v, 16, inputs, 0.3)
+            close(found, reference.paged_attention(q.double(), k.double(), v.double(), 16, inputs, 0.3))
+            assert len(calls) == (layer + 1 if is_decode else 2), name
+    assert calls == [0, 0], "what is planned for a batch is planned once for its layers"

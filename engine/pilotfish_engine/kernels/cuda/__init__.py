@@ -1,4 +1,4 @@
-"""The Triton kernels, for CUDA tensors of `DTYPES`. Same contracts as their twins in `reference`.
+"""The Triton kernels, for CUDA tensors. Same contracts as their twins in `reference`.
 
 Every call is one launch (attention whose KV is split: two), sizes its grid from shapes alone and reads lengths on the
 device, so a CUDA graph can hold it. Matrix products are the library's.
@@ -8,29 +8,17 @@ from __future__ import annotations
 
 import torch
 
-from pilotfish_engine.kernels.cuda.attention import paged_attention
-from pilotfish_engine.kernels.cuda.elementwise import (
-    add_rms_norm,
-    gelu_and_mul,
-    rms_norm,
-    rope_and_write,
-    silu_and_mul,
+from pilotfish_engine.kernels.backend import Backend, Implementation
+from pilotfish_engine.kernels.cuda import attention, elementwise, matching, top
+
+BACKEND = Backend(
+    dtypes=frozenset({torch.bfloat16, torch.float16, torch.float32}),
+    rms_norm=(Implementation(elementwise.rms_norm),),
+    add_rms_norm=(Implementation(elementwise.add_rms_norm),),
+    rope_and_write=(Implementation(elementwise.rope_and_write),),
+    silu_and_mul=(Implementation(elementwise.silu_and_mul),),
+    gelu_and_mul=(Implementation(elementwise.gelu_and_mul),),
+    paged_attention=(Implementation(attention.paged_attention, attention.takes),),
+    top_log_probs=(Implementation(top.top_log_probs, top.takes),),
+    match_rows=(Implementation(matching.match_rows),),
 )
-from pilotfish_engine.kernels.cuda.matching import match_rows
-from pilotfish_engine.kernels.cuda.top import top_log_probs
-from pilotfish_engine.kernels.reference import linear
-
-__all__ = [
-    "DTYPES",
-    "add_rms_norm",
-    "gelu_and_mul",
-    "linear",
-    "match_rows",
-    "paged_attention",
-    "rms_norm",
-    "rope_and_write",
-    "silu_and_mul",
-    "top_log_probs",
-]
-
-DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})

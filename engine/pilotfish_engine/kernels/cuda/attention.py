@@ -14,8 +14,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pilotfish_engine.kernels import reference
-from pilotfish_engine.kernels.cuda.tensors import check
 from pilotfish_engine.kernels.inputs import AttentionInputs
 
 MAX_DIM = 256  # of a head; the products take at least 16 of each side, so less is padded
@@ -251,6 +249,19 @@ def tiling(tokens: int, requests: int, group: int, kv_heads: int, dim: int, max_
     )
 
 
+def takes(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_size: int,
+    inputs: AttentionInputs,
+    scale: float,
+    window: int | None,
+) -> bool:
+    """Whether heads and groups are of sizes that tiles hold."""
+    return q.shape[2] <= MAX_DIM and q.shape[1] // k_cache.shape[1] <= MAX_GROUP
+
+
 def paged_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -263,21 +274,8 @@ def paged_attention(
     tokens, heads, dim = q.shape
     kv_heads = k_cache.shape[1]
     group = heads // kv_heads
-    if dim > MAX_DIM or group > MAX_GROUP:
-        return reference.paged_attention(q, k_cache, v_cache, page_size, inputs, scale, window)
     requests, max_pages = inputs.page_table.shape
     mask = inputs.tree_mask
-    check(q.dtype, q, k_cache, v_cache)
-    check(torch.int32, inputs.page_table, inputs.prefix_lens, inputs.q_indptr)
-    assert k_cache.shape == v_cache.shape
-    assert heads == group * kv_heads
-    assert k_cache.shape[2] == dim
-    assert page_size & (page_size - 1) == 0, "a page holds a power of two of slots"
-    assert inputs.prefix_lens.shape == (requests,)
-    assert inputs.q_indptr.shape == (requests + 1,)
-    if mask is not None:
-        check(torch.int64, mask)
-        assert mask.shape == (tokens,)
     out = torch.empty_like(q)
     if tokens == 0:
         return out

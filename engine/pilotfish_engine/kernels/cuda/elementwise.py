@@ -7,8 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pilotfish_engine.kernels.cuda.tensors import check
-
 TILE = 2048  # numbers that a program takes at once: several rows where they are short
 HEADS = 16  # that a program rotates
 GATED = 1024  # numbers that a program gates
@@ -36,9 +34,7 @@ def _rms_norm(
 
 
 def _norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-    check(x.dtype, x, weight)
     num_rows, length = x.shape
-    assert weight.shape == (length,)
     out = torch.empty_like(x)
     width = triton.next_power_of_2(length)
     rows = max(1, TILE // width)
@@ -55,8 +51,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    check(x.dtype, residual)
-    assert residual.shape == x.shape
     return _norm(x, residual, weight, eps), residual
 
 
@@ -98,16 +92,9 @@ def _rope_and_write(
 def rope_and_write(
     qkv: Tensor, positions: Tensor, cos_sin: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor
 ) -> Tensor:
-    check(qkv.dtype, qkv, k_cache, v_cache)
-    check(torch.int64, positions, slots)
-    check(torch.float32, cos_sin)
     tokens, length = qkv.shape
     _, kv_heads, dim = k_cache.shape
     heads = length // dim - 2 * kv_heads
-    assert length == (heads + 2 * kv_heads) * dim
-    assert v_cache.shape == k_cache.shape
-    assert cos_sin.shape[1] == dim
-    assert positions.shape == slots.shape == (tokens,)
     q = qkv.new_empty((tokens, heads, dim))
     if tokens:
         _rope_and_write[(tokens, triton.cdiv(heads + 2 * kv_heads, HEADS))](
@@ -132,7 +119,6 @@ def _gate(gate_up, out, LENGTH: tl.constexpr, BLOCK: tl.constexpr, SILU: tl.cons
 
 
 def _gated(gate_up: Tensor, silu: bool) -> Tensor:
-    check(gate_up.dtype, gate_up)
     rows, length = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((rows, length))
     if rows:

@@ -7,9 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pilotfish_engine.kernels import reference
-from pilotfish_engine.kernels.cuda.tensors import check
-
 BLOCK = 4096  # numbers of a row that a program holds at once
 MAX_K = 16  # the row is read once more for each
 LOWEST = tl.constexpr(-1e30)  # below every logit, and finite: differences of it are no NaN
@@ -48,12 +45,12 @@ def _top(x, scores, places, length, K: tl.constexpr, BLOCK: tl.constexpr):
         tl.store(places + row * K + number, last_place.to(tl.int64))
 
 
+def takes(x: Tensor, k: int) -> bool:
+    return x.dtype is torch.float32 and k <= MAX_K
+
+
 def top_log_probs(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     rows, length = x.shape
-    if x.dtype is not torch.float32 or k > MAX_K:
-        return reference.top_log_probs(x, k)
-    check(torch.float32, x)
-    assert 0 < k <= length
     scores = x.new_empty((rows, k))
     places = torch.empty((rows, k), dtype=torch.int64, device=x.device)
     if rows:
