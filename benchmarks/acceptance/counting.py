@@ -17,6 +17,7 @@ from torch import Tensor
 from benchmarks.acceptance.asked import Prompt
 from pilotfish_engine.batch.rows import Rows
 from pilotfish_engine.contract.controller import Controller
+from pilotfish_engine.contract.methods import Limits
 from pilotfish_engine.contract.speculation import CostProfile, EnvelopeUpdate, Settings
 from pilotfish_engine.engine import Parts
 from pilotfish_engine.messages import Output, SamplingParams, Submit
@@ -123,7 +124,7 @@ class Counted:
             Controller(report.envelope, COUNTED, self._rows),
             limits,
             report.method,
-            trees=True,
+            draft_limits=Limits(),
             profile=None,
         )
         self._scheduler = Scheduler(worker, parts.chunk_size)

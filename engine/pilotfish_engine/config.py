@@ -13,7 +13,14 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from pilotfish_engine.contract.speculation import MAX_NUM_DRAFT_TOKENS, MAX_NUM_STEPS, MAX_TOPK, Envelope
+from pilotfish_engine.contract.speculation import (
+    MAX_NUM_DRAFT_TOKENS,
+    MAX_NUM_STEPS,
+    MAX_THRESHOLD,
+    MAX_TOPK,
+    MIN_NUM_DRAFT_TOKENS,
+    Envelope,
+)
 from pilotfish_engine.errors import UsageError
 
 
@@ -136,7 +143,7 @@ def _threshold(text: str) -> int | str:
     if text == "Auto":
         return text
     try:
-        number: int = _whole(1, 1 << 20)(text)
+        number: int = _whole(1, MAX_THRESHOLD)(text)
     except ValueError as error:
         raise ValueError("is neither Auto nor a number of running requests from 1; Auto would work") from error
     return number
@@ -180,6 +187,7 @@ def _text(text: str) -> str:
 
 
 _MANY = 1 << 31
+_DRAFT_TOKENS = _whole(MIN_NUM_DRAFT_TOKENS, MAX_NUM_DRAFT_TOKENS)
 MODEL = Option(
     "model", "model", _text, "MODEL", "a folder, a GGUF file, or hf:// pvc:// file:// package:// and what follows"
 )
@@ -192,9 +200,7 @@ OPTIONS = (
     Option("model", "dtype", _one_of("auto", "float32", "bfloat16"), "T", "auto, float32 or bfloat16"),
     Option("envelope", "num_steps", _whole(0, MAX_NUM_STEPS), "K", "draft steps: upper bound, or the value when Fixed"),
     Option("envelope", "topk", _whole(1, MAX_TOPK), "k", "branches of the draft tree at each node"),
-    Option(
-        "envelope", "num_draft_tokens", _whole(2, MAX_NUM_DRAFT_TOKENS), "m", "nodes verified a request, root included"
-    ),
+    Option("envelope", "num_draft_tokens", _DRAFT_TOKENS, "m", "nodes verified a request, root included"),
     Option("envelope", "tuning", _one_of("Adaptive", "Fixed"), "MODE", "Adaptive or Fixed"),
     Option("envelope", "disable_threshold", _threshold, "Auto|N", "running requests from which it decodes plainly"),
     Option("capacity", "max_running_requests", _whole(1, 4096), "N", "largest batch"),

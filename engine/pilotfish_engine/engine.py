@@ -14,6 +14,7 @@ import torch
 from pilotfish_engine.batch.state import RequestState
 from pilotfish_engine.config import EngineConfig
 from pilotfish_engine.contract.controller import Controller
+from pilotfish_engine.contract.methods import NO_METHOD, WITHOUT_DRAFTS, Limits, Method
 from pilotfish_engine.contract.speculation import CostProfile, Envelope
 from pilotfish_engine.contract.worthwhile import worthwhile
 from pilotfish_engine.distributed.collectives import Ranks, check_devices
@@ -70,7 +71,7 @@ def assemble(
     join: called when metadata says that it can work, makes this process one of the ranks that share the target."""
     path = resolve(config.model.source)
     shape = read_shape(path)
-    method, models = _method(config, path, shape)
+    method, models, draft_limits = _method(config, path, shape)
     device, ranks = _place(path, shape, config.capacity.tensor_parallel_size, join)
     dtype = resolve_dtype(config.model.dtype, device)
     max_model_len = _max_model_len(config, shape)
@@ -87,7 +88,7 @@ def assemble(
     proposer = None
     if method is not None:
         context = ProposerContext(models, target, state, 1, capacity.page_size, dtype)
-        proposer = method.load().build(context)
+        proposer = registry.load(method).build(context)
     step = Step(target, target.new_kv_cache(1, capacity.page_size), state, proposer, ranks)
     memory.loaded("draft")
     envelope = config.speculation.envelope
@@ -112,8 +113,8 @@ def assemble(
         step,
         Controller(envelope, profile, max_batch=capacity.max_running_requests),
         limits,
-        method=registry.NO_METHOD if method is None else method.name,
-        trees=method is not None and method.trees,
+        method=NO_METHOD if method is None else method.name,
+        draft_limits=draft_limits,
         profile=profile,
         graphs=_recorded(step, profile, envelope),
         memory_bytes=reserved.parts(),
@@ -146,8 +147,8 @@ def _place(
     return ranks.device, ranks
 
 
-def _method(config: EngineConfig, path: Path, shape: ModelShape) -> tuple[registry.Method | None, Models]:
-    """The configured method, judged against both checkpoints' metadata."""
+def _method(config: EngineConfig, path: Path, shape: ModelShape) -> tuple[Method | None, Models, Limits]:
+    """Judge the configured method by both checkpoints' metadata."""
     wanted = config.speculation
     registry.check(wanted.method, wanted.draft, wanted.draft_corpus)
     draft = None if wanted.draft is None else resolve(wanted.draft)
@@ -160,12 +161,12 @@ def _method(config: EngineConfig, path: Path, shape: ModelShape) -> tuple[regist
         corpus=corpus,
         tokenizer=lambda: _tokenizer(path),
     )
-    method = registry.resolve(wanted.method, models)
+    method, draft_limits = registry.resolve(wanted.method, models), WITHOUT_DRAFTS
     if method is not None:
-        if wanted.envelope.topk > 1 and not method.trees:
-            raise MethodError(f"topk is {wanted.envelope.topk}, but {method.name} drafts chains; --topk 1 would work")
-        method.load().check(models, wanted.envelope)
-    return method, models
+        draft_limits = registry.judge(method, models)
+        if misfit := draft_limits.misfit(wanted.envelope):
+            raise MethodError(misfit.sentence)
+    return method, models, draft_limits
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -8,13 +8,27 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, WithJsonSchema
+from pydantic import ConfigDict, Field
 
-from pilotfish_operator.schema import AutoOrSize, Free, Part, Quantity, Source, duration_schema, rule, rules
+from pilotfish_engine.contract import speculation as contract
+from pilotfish_engine.contract.methods import AUTO, METHODS, NO_METHOD
+from pilotfish_operator.schema import (
+    AutoOrSize,
+    Free,
+    OneOf,
+    Part,
+    Quantity,
+    Source,
+    auto_or_int,
+    duration_schema,
+    rule,
+    rules,
+)
 
-Method = Literal["None", "NGRAM", "STANDALONE", "EAGLE", "EAGLE3", "MTP", "DFLASH", "Auto"]
-NEEDS_DRAFT = ("STANDALONE", "EAGLE", "EAGLE3", "DFLASH")
-FORBIDS_DRAFT = ("None", "NGRAM")
+MethodName = Annotated[str, OneOf((NO_METHOD, *(method.name for method in METHODS), AUTO))]
+NEEDS_DRAFT = [method.name for method in METHODS if method.needs_draft]
+FORBIDS_DRAFT = [NO_METHOD, *(method.name for method in METHODS if not method.takes_draft)]
+UP_TO_THRESHOLD = auto_or_int(1, "a number of running requests", contract.MAX_THRESHOLD)
 
 
 FormatName = Annotated[str, Field(pattern="^[a-z0-9_]{1,40}$")]  # the engine knows which there are
@@ -55,26 +69,26 @@ class Speculation(Part):
     model_config = ConfigDict(
         json_schema_extra=rules(
             rule(
-                f"!has(self.method) || !(self.method in {list(NEEDS_DRAFT)}) || has(self.draft)",
+                f"!has(self.method) || !(self.method in {NEEDS_DRAFT}) || has(self.draft)",
                 "this method needs a draft model: set spec.speculation.draft.source",
                 messageExpression="'method ' + self.method + ' needs a draft model: set spec.speculation.draft.source'",
             ),
             rule(
-                f"!has(self.method) || !(self.method in {list(FORBIDS_DRAFT)}) || !has(self.draft)",
+                f"!has(self.method) || !(self.method in {FORBIDS_DRAFT}) || !has(self.draft)",
                 "this method uses no draft model: remove spec.speculation.draft",
                 messageExpression="'method ' + self.method + ' uses no draft model: remove spec.speculation.draft, or "
                 "choose a method that has one'",
             ),
         )
     )
-    method: Method = Field(
-        "Auto",
-        description="None (plain decoding), NGRAM (copies from the text so far), STANDALONE (a "
-        "small model of the same vocabulary), EAGLE, EAGLE3, MTP (heads in the model's checkpoint, or in a "
-        "draft's), DFLASH (drafts a block at once), or Auto: what the model and the draft hold. Default: Auto.",
+    method: MethodName = Field(
+        AUTO,
+        description=f"{NO_METHOD} (plain decoding), "
+        + ", ".join(f"{method.name} ({method.summary})" for method in METHODS)
+        + f", or {AUTO}: what the model and the draft hold. Default: {AUTO}.",
     )
-    draft: Draft | None = Field(None, description="Draft model; STANDALONE, EAGLE, EAGLE3 and DFLASH need one.")
-    tuning: Literal["Adaptive", "Fixed"] = Field(
+    draft: Draft | None = Field(None, description=f"Draft model; needed by {', '.join(NEEDS_DRAFT)}.")
+    tuning: contract.Tuning = Field(
         "Adaptive",
         description="Adaptive: settings move with load and "
         "acceptance within the bounds below. Fixed: the bounds are the settings. "
@@ -83,26 +97,26 @@ class Speculation(Part):
     num_steps: int = Field(
         5,
         ge=1,
-        le=8,
+        le=contract.MAX_NUM_STEPS,
         description="Draft steps: the upper bound (Adaptive) or the value (Fixed). "
         "A change rolls the pods, which size their memory by it. Default: 5.",
     )
-    top_k: int = Field(
+    topk: int = Field(
         1,
         alias="topK",
         ge=1,
-        le=8,
+        le=contract.MAX_TOPK,
         description="Children of a draft node: bound or value. 1 drafts a chain. A change rolls the pods. Default: 1.",
     )
     num_draft_tokens: int | None = Field(
         None,
-        ge=2,
-        le=64,
+        ge=contract.MIN_NUM_DRAFT_TOKENS,
+        le=contract.MAX_NUM_DRAFT_TOKENS,
         description="Tokens verified at once for a request, the root "
         "included: bound or value. A change rolls the pods. Default: numSteps x topK + 1, "
-        "64 at most.",
+        f"{contract.MAX_NUM_DRAFT_TOKENS} at most.",
     )
-    disable_threshold: AutoOrSize = Field(
+    disable_threshold: Annotated[contract.Threshold, UP_TO_THRESHOLD] = Field(
         "Auto",
         description="Running requests of one replica from which it decodes "
         "plainly. Auto: where the measured profile says that speculation stops paying. "
@@ -111,7 +125,7 @@ class Speculation(Part):
 
     @property
     def draft_tokens(self) -> int:
-        return self.num_draft_tokens or min(64, self.num_steps * self.top_k + 1)
+        return self.num_draft_tokens or min(contract.MAX_NUM_DRAFT_TOKENS, self.num_steps * self.topk + 1)
 
 
 class Engine(Part):
@@ -316,79 +330,3 @@ class Spec(Part):
     cache: Cache | None = None
     rollout: Rollout = Field(default_factory=Rollout)
     access: Access | None = None
-
-
-class Condition(Part):
-    """One condition, as Kubernetes objects have them."""
-
-    type: str = Field(
-        description="Ready, Progressing, Degraded, MetricsAvailable, DraftCompatible, SpeculationActive, "
-        "ScalingLimited or ModelCached."
-    )
-    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
-    reason: str = Field(description="Why, in one CamelCase word.")
-    message: str = Field(description="Why, in words and numbers.")
-    last_transition_time: Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})] = Field(
-        description="When its status last changed."
-    )
-    observed_generation: int = Field(description="The metadata.generation that it speaks of.")
-
-
-class Load(Part):
-    """What the engines measured."""
-
-    concurrency: float | None = Field(None, description="Running plus waiting requests, mean over the stable window.")
-    per_replica: float | None = Field(None, description="The same for one replica.")
-    tokens_per_second: float | None = Field(None, description="Tokens that all replicas emit a second.")
-    waiting: int | None = Field(None, description="Requests that wait for a place now.")
-
-
-class SettingsStatus(Part):
-    """Speculation settings."""
-
-    num_steps: int | None = Field(None, description="Draft steps; 0 is plain decoding.")
-    top_k: int | None = Field(None, alias="topK", description="Children of a draft node.")
-    num_draft_tokens: int | None = Field(None, description="Tokens verified at once for a request, root included.")
-    disable_threshold: AutoOrSize | None = Field(
-        None, description="Running requests from which a replica decodes plainly."
-    )
-
-
-class EffectiveStatus(SettingsStatus):
-    """What the engines really run."""
-
-    pods_in_step: str | None = Field(None, description="Pods that hold the desired settings, of the pods that serve.")
-
-
-class SpeculationStatus(Part):
-    """What was decided, what runs, and what it brings."""
-
-    active: bool | None = Field(None, description="Whether any replica speculates now, probes left out.")
-    method: str | None = Field(None, description="The method that the engines run.")
-    desired: SettingsStatus | None = Field(None, description="What the operator set.")
-    effective: EffectiveStatus | None = Field(None, description="What the engines report.")
-    accept_length: float | None = Field(None, description="Tokens that a speculative step commits, bonus included.")
-    speedup: float | None = Field(
-        None, description="Tokens/s over plain decoding's at this load, by the measured profile."
-    )
-    crossover: int | None = Field(
-        None, description="Running requests of a replica from which plain decoding is faster."
-    )
-    reason: str | None = Field(None, description="Why these settings, in words and numbers.")
-
-
-class Status(Part):
-    """What is, beside what was asked for."""
-
-    observed_generation: int | None = Field(None, description="The metadata.generation that this status speaks of.")
-    replicas: int | None = Field(None, description="Pods that exist.")
-    ready_replicas: int | None = Field(None, description="Pods of the current generation that serve.")
-    selector: str | None = Field(None, description="Label selector of the pods, for the scale subresource.")
-    endpoint: str | None = Field(None, description="Base URL for OpenAI clients inside the cluster, without /v1.")
-    conditions: list[Condition] = Field(
-        default_factory=list,
-        description="What holds and why.",
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
-    )
-    load: Load | None = None
-    speculation: SpeculationStatus | None = None

@@ -13,8 +13,9 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from pilotfish_operator.api import Spec, Status
+from pilotfish_operator.api import Spec
 from pilotfish_operator.kinds import GROUP, MODELS, VERSION
+from pilotfish_operator.reported import Status
 from pilotfish_operator.schema import rule
 
 Schema = dict[str, Any]

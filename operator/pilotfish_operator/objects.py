@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from pilotfish_engine.contract.methods import NO_METHOD
 from pilotfish_engine.contract.speculation import Envelope
 from pilotfish_operator.api import Model, Spec
 from pilotfish_operator.kinds import (
@@ -91,7 +92,7 @@ def bounds(spec: Spec) -> Envelope:
     asked = spec.speculation
     return Envelope(
         num_steps=asked.num_steps,
-        topk=asked.top_k,
+        topk=asked.topk,
         num_draft_tokens=asked.draft_tokens,
         disable_threshold=asked.disable_threshold,
         tuning=asked.tuning,
@@ -244,9 +245,9 @@ def arguments(owner: Owner, spec: Spec) -> list[str]:
         "port": PORT,
         "served-name": spec.model.served_name or owner.name,
         "dtype": engine.dtype,
-        "num-steps": asked.num_steps if asked.method != "None" else None,
-        "topk": asked.top_k if asked.method != "None" else None,
-        "num-draft-tokens": asked.draft_tokens if asked.method != "None" else None,
+        "num-steps": asked.num_steps if asked.method != NO_METHOD else None,
+        "topk": asked.topk if asked.method != NO_METHOD else None,
+        "num-draft-tokens": asked.draft_tokens if asked.method != NO_METHOD else None,
         "max-running-requests": engine.max_concurrency,
         "max-model-len": engine.max_model_len,
         "memory-fraction": engine.memory_fraction,

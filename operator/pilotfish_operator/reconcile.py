@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from pilotfish_engine.contract.methods import NO_METHOD
 from pilotfish_engine.contract.speculation import EngineReport, Envelope
 from pilotfish_operator import plan, status
 from pilotfish_operator.api import Spec
@@ -160,7 +161,7 @@ class Reconciler:
         if before is not None and before != made.replicas:
             why = made.blocked[1] if made.blocked else made.decision.scale.reason
             notes.append(Note("Normal", "Scaled", f"replicas {before} -> {made.replicas}: {why}"))
-        if track.envelope is not None and tuning.envelope != track.envelope and spec.speculation.method != "None":
+        if track.envelope is not None and tuning.envelope != track.envelope and spec.speculation.method != NO_METHOD:
             notes.append(Note("Normal", "SpeculationChanged", tuning.reason))
         track.envelope = tuning.envelope
         return notes

@@ -6,10 +6,12 @@ Knows nothing about which fields there are.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, WithJsonSchema
 from pydantic.alias_generators import to_camel
+from pydantic_core.core_schema import CoreSchema, literal_schema
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = r"^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$"
@@ -51,15 +53,25 @@ def duration_schema(least: str, most: str) -> WithJsonSchema:
     )
 
 
-def auto_or_int(least: int, what: str) -> WithJsonSchema:
+def auto_or_int(least: int, what: str, most: int | None = None) -> WithJsonSchema:
+    within = f"self >= {least}" if most is None else f"self >= {least} && self <= {most}"
+    bounds = f"from {least}" if most is None else f"from {least} to {most}"
     return WithJsonSchema(
         {
             "x-kubernetes-int-or-string": True,
-            **rules(
-                rule(f"type(self) == int ? self >= {least} : self == 'Auto'", f"write Auto or {what} from {least}")
-            ),
+            **rules(rule(f"type(self) == int ? {within} : self == 'Auto'", f"write Auto or {what} {bounds}")),
         }
     )
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Marks a string that is one of these; as a Literal does whose names stand elsewhere."""
+
+    names: tuple[str, ...]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return literal_schema(list(self.names))
 
 
 AutoOrSize = Annotated[Literal["Auto"] | int, auto_or_int(1, "a whole number")]

@@ -10,19 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from pilotfish_operator.api import (
-    Condition,
-    EffectiveStatus,
-    Load,
-    SettingsStatus,
-    Spec,
-    SpeculationStatus,
-    Status,
-)
+from pilotfish_engine.contract.methods import NO_METHOD
+from pilotfish_operator.api import Spec
 from pilotfish_operator.autoscale import count
 from pilotfish_operator.objects import Object, Owner
 from pilotfish_operator.observe import Observed
 from pilotfish_operator.plan import Plan
+from pilotfish_operator.reported import Condition, EffectiveStatus, Load, SettingsStatus, SpeculationStatus, Status
 from pilotfish_operator.tune import in_step
 
 T = TypeVar("T")
@@ -215,7 +209,7 @@ def _active(observed: Observed) -> Fact:
     text = f"{active} of {len(reports)} engines speculate: {reason}"
     if active:
         return "True", "Speculating", text
-    off = all(report.method == "None" for report in reports)
+    off = all(report.method == NO_METHOD for report in reports)
     return "False", "Off" if off else "Plain", text
 
 
@@ -250,12 +244,12 @@ def _load(observed: Observed, plan: Plan) -> Load | None:
 def _speculation(spec: Spec, observed: Observed, plan: Plan) -> SpeculationStatus:
     reports, tuning, seen = observed.reports, plan.decision.tuning, plan.decision.traffic
     method = _most(report.method for report in reports.values()) or spec.speculation.method
-    if method == "None":
+    if method == NO_METHOD:
         return SpeculationStatus(active=False, method=method, reason="spec.speculation.method is None")
     envelope = tuning.envelope
     desired = SettingsStatus(
         num_steps=envelope.num_steps,
-        top_k=envelope.topk,
+        topk=envelope.topk,
         num_draft_tokens=envelope.num_draft_tokens,
         disable_threshold=envelope.disable_threshold,
     )
@@ -265,7 +259,7 @@ def _speculation(spec: Spec, observed: Observed, plan: Plan) -> SpeculationStatu
     assert runs is not None
     effective = EffectiveStatus(
         num_steps=runs.num_steps,
-        top_k=runs.topk,
+        topk=runs.topk,
         num_draft_tokens=runs.num_draft_tokens,
         disable_threshold=runs.disable_threshold,
         pods_in_step=f"{len(in_step(reports, envelope))}/{observed.ready_any}",

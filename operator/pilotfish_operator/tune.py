@@ -20,6 +20,7 @@ from pilotfish_engine.contract.goodput import (
     plain_rate,
     spec_rate,
 )
+from pilotfish_engine.contract.methods import NO_METHOD
 from pilotfish_engine.contract.speculation import CostProfile, EngineReport, Envelope, Settings
 
 MARGIN = 0.05  # a new envelope must promise this much more than the present one
@@ -244,4 +245,4 @@ def _text(envelope: Envelope) -> str:
 
 def in_step(reports: Mapping[str, EngineReport], envelope: Envelope) -> tuple[str, ...]:
     """The pods that hold the envelope; those that run no speculation need none."""
-    return tuple(pod for pod, report in reports.items() if report.method == "None" or report.envelope == envelope)
+    return tuple(pod for pod, report in reports.items() if report.method == NO_METHOD or report.envelope == envelope)

@@ -16,12 +16,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from pilotfish_engine.cli import main
 from pilotfish_engine.config import resolve
+from pilotfish_engine.contract.methods import Method
 from pilotfish_engine.errors import CheckpointError, UsageError
 from pilotfish_engine.inspection import Description, describe, text_of
 from pilotfish_engine.model import load
 from pilotfish_engine.model.eagle import load_head
 from pilotfish_engine.speculation import registry
-from pilotfish_engine.speculation.registry import Method
 from tests.engine.model.test_gguf import write
 from tests.engine.model.tiny import MODELS, SMALL, VARIANTS
 from tests.engine.speculation import block_drafts
@@ -122,7 +122,7 @@ def test_heads_inside_a_model_and_alone(kind: str, tmp_path: Path, eagle_target:
     assert alone.fit.fits
     if count == 2:
         assert alone.fit.limits is not None
-        assert re.search("num_steps is 8, .* --num-steps 2 would work", alone.fit.limits)
+        assert re.search("num_steps is 8, .* at most 2 would work", alone.fit.limits)
     for target in (eagle_target, other_target):  # the first has their vocabulary and hidden size, but other layers
         fit = inspect(heads, target).fit
         assert fit is not None
@@ -157,8 +157,9 @@ def test_a_small_model_beside_a_large_one(tmp_path: Path, eagle_target: Path, ot
 
 
 def test_a_method_from_outside_is_asked_too(monkeypatch: pytest.MonkeyPatch, other_target: Path) -> None:
-    toy = Method("TOY", "pilotfish_engine.speculation.ngram", needs_draft=False, trees=True, preference=9)
-    monkeypatch.setitem(registry._METHODS, "TOY", toy)
+    for table in ("_METHODS", "_MODULES"):
+        monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
+    registry.register(Method("TOY", "for a test", preference=9), "pilotfish_engine.speculation.ngram")
     offers = inspect(other_target).offers
     assert offers is not None
     assert offers.alone == ("TOY", "NGRAM")

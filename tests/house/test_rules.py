@@ -63,6 +63,7 @@ LONG_FUNCTION = "\n\ndef long() -> int:\n" + "    x = 1\n" * 60 + "    return x\
         (f"{ENGINE}/kv/pages.py", "\nprint('x')\n", "print() in the functional core"),
         (f"{OPERATOR}/status.py", "\nimport datetime\ndatetime.datetime.now()\n", ".now() in the functional core"),
         (f"{ENGINE}/scheduler/loop.py", '"""Doc."""\ndef is_eagle() -> None: ...\n', "'is_eagle' names a method"),
+        (f"{OPERATOR}/plan.py", "\nx = 'MTP'\n", "'MTP' names a method"),
         (f"{ENGINE}/worker/pick.py", '"""Doc."""\nx = {"method": "NGRAM"}\n', "'NGRAM' names a method"),
         (f"{ENGINE}/server/pick.py", '"""Doc."""\nfrom ..speculation.mtp import f\n', "'speculation.mtp' names a"),
     ],

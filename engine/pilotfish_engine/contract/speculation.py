@@ -6,16 +6,36 @@ are an error (a caller who misspells a setting must hear of it).
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 MAX_NUM_STEPS = 8
 MAX_TOPK = 8
+MIN_NUM_DRAFT_TOKENS = 2  # the root and one draft
 MAX_NUM_DRAFT_TOKENS = 64  # a node's ancestors are one 64-bit mask
+MAX_THRESHOLD = 1 << 20
 
 Tuning = Literal["Adaptive", "Fixed"]
-Threshold = Literal["Auto"] | int
+
+
+def _as_threshold(value: Any) -> Any:
+    if value not in ("Auto", None) and (type(value) is not int or not 1 <= value <= MAX_THRESHOLD):
+        raise PydanticCustomError(
+            "threshold",
+            "'Auto' or a number of running requests from 1 to {most} would work",
+            {"most": MAX_THRESHOLD},
+        )
+    return value
+
+
+NumSteps = Annotated[int, Field(ge=0, le=MAX_NUM_STEPS)]
+TopK = Annotated[int, Field(ge=1, le=MAX_TOPK)]
+NumDraftTokens = Annotated[int, Field(ge=MIN_NUM_DRAFT_TOKENS, le=MAX_NUM_DRAFT_TOKENS)]
+Threshold = Annotated[
+    Literal["Auto"] | Annotated[int, Field(ge=1, le=MAX_THRESHOLD)], BeforeValidator(_as_threshold)
+]
 
 
 class _Frozen(BaseModel):
@@ -25,8 +45,8 @@ class _Frozen(BaseModel):
 class Settings(_Frozen):
     """What one step runs with. `num_steps` 0 is plain decoding; `num_draft_tokens` counts the root and is then 1."""
 
-    num_steps: int = Field(ge=0, le=MAX_NUM_STEPS)
-    topk: int = Field(ge=1, le=MAX_TOPK)
+    num_steps: NumSteps
+    topk: TopK
     num_draft_tokens: int = Field(ge=1, le=MAX_NUM_DRAFT_TOKENS)
 
 
@@ -40,10 +60,10 @@ class Envelope(_Frozen):
     profile says that speculation stops paying.
     """
 
-    num_steps: int = Field(default=5, ge=0, le=MAX_NUM_STEPS)
-    topk: int = Field(default=1, ge=1, le=MAX_TOPK)
-    num_draft_tokens: int = Field(default=6, ge=2, le=MAX_NUM_DRAFT_TOKENS)
-    disable_threshold: Literal["Auto"] | int = Field(default="Auto")
+    num_steps: NumSteps = 5
+    topk: TopK = 1
+    num_draft_tokens: NumDraftTokens = 6
+    disable_threshold: Threshold = "Auto"
     tuning: Tuning = "Adaptive"
 
 
@@ -52,10 +72,10 @@ class EnvelopeUpdate(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    num_steps: int | None = Field(default=None, ge=0, le=MAX_NUM_STEPS)
-    topk: int | None = Field(default=None, ge=1, le=MAX_TOPK)
-    num_draft_tokens: int | None = Field(default=None, ge=2, le=MAX_NUM_DRAFT_TOKENS)
-    disable_threshold: Literal["Auto"] | int | None = Field(default=None)
+    num_steps: NumSteps | None = None
+    topk: TopK | None = None
+    num_draft_tokens: NumDraftTokens | None = None
+    disable_threshold: Threshold | None = None
     tuning: Tuning | None = None
 
     def applied_to(self, envelope: Envelope) -> Envelope:

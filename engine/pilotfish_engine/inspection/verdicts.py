@@ -9,23 +9,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pilotfish_engine.contract.methods import AUTO, Method
 from pilotfish_engine.contract.speculation import MAX_NUM_DRAFT_TOKENS, MAX_NUM_STEPS, MAX_TOPK, Envelope
 from pilotfish_engine.engine import check_vocabulary
 from pilotfish_engine.errors import CheckpointError, MethodError, UsageError
 from pilotfish_engine.model.shape import ModelShape
 from pilotfish_engine.speculation import registry
 from pilotfish_engine.speculation.proposer import Models
-from pilotfish_engine.speculation.registry import Method
 
-LEAST = Envelope(num_steps=1, topk=1, num_draft_tokens=2)
 NOWHERE = Path("/nowhere/at/all")
 MANY_LAYERS = 1 << 16  # of a target that is not known: whatever layer a draft reads is there
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Of a draft beside a target. reason: why it does not fit. limits: what the method refuses of the widest settings,
-    None where all of them work."""
+    """Of a draft beside a target. reason: why it does not fit. limits: the first of the widest settings that it cannot
+    do, None where all of them work."""
 
     target: str
     method: str
@@ -46,13 +45,13 @@ class Offers:
 
 def as_target(path: Path, shape: ModelShape) -> Offers:
     models = _models(path, shape, None)
-    usual = registry.resolve(registry.AUTO, models)
+    usual = registry.resolve(AUTO, models)
     refused = {}
     alone = []
     for method in registry.methods():
         if method.needs_draft:
             continue
-        reason = _refusal(method, models, LEAST)
+        reason = _refusal(method, models)
         if reason is None:
             alone.append(method.name)
         else:
@@ -66,7 +65,7 @@ def as_draft(path: Path, shape: ModelShape) -> tuple[str, ...]:
     """The methods whose draft a whole model can be, for a target of its vocabulary."""
     models = _with_any_vocabulary(_models(path, shape, path))
     return tuple(
-        method.name for method in _drafting() if _recognises(method, models) and not _refusal(method, models, LEAST)
+        method.name for method in _drafting() if _recognises(method, models) and not _refusal(method, models)
     )
 
 
@@ -82,7 +81,7 @@ def draft_method(path: Path, shapes: Sequence[ModelShape]) -> Method | None:
             if not _recognises(method, models):
                 continue
             try:
-                method.load().check(models, LEAST)
+                registry.judge(method, models)
             except MethodError:  # of what it is beside this target
                 return method
             except CheckpointError as error:
@@ -97,27 +96,27 @@ def draft_method(path: Path, shapes: Sequence[ModelShape]) -> Method | None:
 def beside(target: Path, shape: ModelShape, draft: Path, method: Method | None = None) -> Fit:
     """method: whose draft it is, None: the one that Auto takes. Raises MethodError where there is none."""
     models = _models(target, shape, draft)
-    method = method or registry.resolve(registry.AUTO, models)
+    method = method or registry.resolve(AUTO, models)
     assert method is not None, "Auto is a method or an error"
-    reason = _refusal(method, models, LEAST)
+    reason = _refusal(method, models)
     if reason is not None:
         return Fit(str(target), method.name, False, reason)
-    topk = MAX_TOPK if method.trees else 1
-    widest = Envelope(num_steps=MAX_NUM_STEPS, topk=topk, num_draft_tokens=MAX_NUM_DRAFT_TOKENS)
-    return Fit(str(target), method.name, True, limits=_refusal(method, models, widest))
+    widest = Envelope(num_steps=MAX_NUM_STEPS, topk=MAX_TOPK, num_draft_tokens=MAX_NUM_DRAFT_TOKENS)
+    misfit = registry.judge(method, models).misfit(widest)
+    return Fit(str(target), method.name, True, limits=misfit.sentence if misfit else None)
 
 
 def _drafting() -> list[Method]:
-    return [method for method in registry.methods() if method.needs_draft or method.takes_draft]
+    return [method for method in registry.methods() if method.takes_draft]
 
 
 def _recognises(method: Method, models: Models) -> bool:
-    return method.load().recognises(models)
+    return registry.load(method).recognises(models)
 
 
-def _refusal(method: Method, models: Models, envelope: Envelope) -> str | None:
+def _refusal(method: Method, models: Models) -> str | None:
     try:
-        method.load().check(models, envelope)
+        registry.judge(method, models)
     except UsageError as error:
         return str(error)
     return None

@@ -23,7 +23,6 @@ MAX_CHOICES = 128  # prompts times n of one request
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1024
 MAX_TOKENS = 1 << 24
-MAX_THRESHOLD = 1 << 20  # as on the command line
 
 _TOKEN_KEY = r"^(0|[1-9][0-9]{0,8})$"
 
@@ -60,16 +59,6 @@ def _keys_are_tokens(value: dict[str, float]) -> dict[str, float]:
     if foreign is not None:
         raise PydanticCustomError(
             "token", "its keys are token ids, and {key} is none; '42' would work", {"key": repr(foreign[:40])}
-        )
-    return value
-
-
-def _as_threshold(value: Any) -> Any:
-    if value not in ("Auto", None) and (type(value) is not int or not 1 <= value <= MAX_THRESHOLD):
-        raise PydanticCustomError(
-            "threshold",
-            "'Auto' or a number of running requests from 1 to {most} would work",
-            {"most": MAX_THRESHOLD},
         )
     return value
 
@@ -263,14 +252,6 @@ class SpeculationUpdate(EnvelopeUpdate):
     """PUT /v1/speculation. Numbers are numbers here: "3" and true are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    disable_threshold: Annotated[
-        Literal["Auto"] | int | None,
-        PlainValidator(
-            _as_threshold,
-            json_schema_input_type=Literal["Auto"] | Annotated[int, Field(ge=1, le=MAX_THRESHOLD)] | None,
-        ),
-    ] = None
 
 
 def _variables(effort: ReasoningEffort | None, said: dict[str, Any] | None) -> dict[str, Any]:

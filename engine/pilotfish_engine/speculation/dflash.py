@@ -19,7 +19,8 @@ from torch import Tensor
 from pilotfish_engine.batch.passes import over_spans, padded_rows
 from pilotfish_engine.batch.rows import Rows
 from pilotfish_engine.batch.state import RequestState
-from pilotfish_engine.contract.speculation import Envelope, Settings
+from pilotfish_engine.contract.methods import Limit, Limits
+from pilotfish_engine.contract.speculation import Settings
 from pilotfish_engine.errors import CheckpointError, MethodError
 from pilotfish_engine.kernels.inputs import AttentionInputs
 from pilotfish_engine.model import dflash as model
@@ -43,7 +44,6 @@ class DFlashProposer:
         self.aux_layers = shape.aux_layers
         every = torch.arange(shape.draft_vocab_size, device=state.device)
         self._vocabulary = Vocabulary(draft.target_ids(every), state.vocab_size)
-        self.max_num_steps, self.max_topk = shape.block_size - 1, self._vocabulary.size
         self.kv = draft.decoder.new_kv_cache(num_pages, page_size)
         self._draft = draft
         self._mask_token_id = shape.mask_token_id
@@ -138,7 +138,7 @@ def recognises(models: Models) -> bool:
     return False
 
 
-def check(models: Models, envelope: Envelope) -> None:
+def check(models: Models) -> Limits:
     folder, target = _folder(models), models.target_shape
     draft = f"the draft {folder.path.name}"
     if not model.is_of_family(folder.config):
@@ -157,16 +157,11 @@ def check(models: Models, envelope: Envelope) -> None:
             f"{target.num_layers} layers, 0 to {target.num_layers - 1}; {suited}"
         )
     model.check_files(folder, shape)
-    if envelope.num_steps >= shape.block_size:
-        raise MethodError(
-            f"num_steps is {envelope.num_steps}, and {draft} predicts blocks of {shape.block_size} tokens, the known "
-            f"one included; at most {shape.block_size - 1} would work"
-        )
-    if envelope.topk > shape.draft_vocab_size:
-        raise MethodError(
-            f"topk is {envelope.topk}, and {draft} knows {shape.draft_vocab_size} tokens; at most "
-            f"{shape.draft_vocab_size} would work"
-        )
+    blocks = f"{draft} predicts blocks of {shape.block_size} tokens, the known one included"
+    return Limits(
+        num_steps=Limit(shape.block_size - 1, blocks),
+        topk=Limit(shape.draft_vocab_size, f"{draft} knows {shape.draft_vocab_size} tokens"),
+    )
 
 
 def build(context: ProposerContext) -> DFlashProposer:

@@ -5,7 +5,7 @@ What a checkpoint must be, and how it must fit the target, is the same for EAGLE
 
 from __future__ import annotations
 
-from pilotfish_engine.contract.speculation import Envelope
+from pilotfish_engine.contract.methods import Limit, Limits
 from pilotfish_engine.errors import MethodError
 from pilotfish_engine.model.eagle import load_head
 from pilotfish_engine.model.eagle_checkpoint import HeadCheckpoint, head_method
@@ -18,8 +18,8 @@ def recognises(models: Models) -> bool:
     return is_head(models, "EAGLE")
 
 
-def check(models: Models, envelope: Envelope) -> None:
-    check_head(models, envelope, "EAGLE")
+def check(models: Models) -> Limits:
+    return check_head(models, "EAGLE")
 
 
 def build(context: ProposerContext) -> RecurrentProposer:
@@ -32,7 +32,7 @@ def is_head(models: Models, method: Method) -> bool:
     return models.draft is not None and head_method(models.draft) == method
 
 
-def check_head(models: Models, envelope: Envelope, method: Method) -> None:
+def check_head(models: Models, method: Method) -> Limits:
     """As MethodModule.check, for the head of this method."""
     assert models.draft is not None, "the registry has checked that a draft is given"
     checkpoint = HeadCheckpoint(models.draft)
@@ -48,11 +48,8 @@ def check_head(models: Models, envelope: Envelope, method: Method) -> None:
         )
     shape = checkpoint.check()
     _check_fit(shape, models, checkpoint)
-    if envelope.topk > shape.draft_vocab_size:
-        raise MethodError(
-            f"topk is {envelope.topk}, but the draft {checkpoint.path} knows {shape.draft_vocab_size} tokens; "
-            f"at most {shape.draft_vocab_size} would work"
-        )
+    tokens = f"the draft {checkpoint.path} knows {shape.draft_vocab_size} tokens"
+    return Limits(topk=Limit(shape.draft_vocab_size, tokens))
 
 
 def _check_fit(shape: HeadShape, models: Models, checkpoint: HeadCheckpoint) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pilotfish_engine.contract.speculation import Envelope
+from pilotfish_engine.contract.methods import Limits
 from pilotfish_engine.speculation import eagle
 from pilotfish_engine.speculation.eagle import build as build
 from pilotfish_engine.speculation.proposer import Models
@@ -12,5 +12,5 @@ def recognises(models: Models) -> bool:
     return eagle.is_head(models, "EAGLE3")
 
 
-def check(models: Models, envelope: Envelope) -> None:
-    eagle.check_head(models, envelope, "EAGLE3")
+def check(models: Models) -> Limits:
+    return eagle.check_head(models, "EAGLE3")

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from torch import Tensor
 
-from pilotfish_engine.contract.speculation import Envelope
+from pilotfish_engine.contract.methods import Limit, Limits
 from pilotfish_engine.errors import CheckpointError, MethodError
 from pilotfish_engine.model.checkpoint import check_tensor_shapes
 from pilotfish_engine.model.decoder import Decoder, new_kv_cache
@@ -61,7 +61,7 @@ def recognises(models: Models) -> bool:
     return False
 
 
-def check(models: Models, envelope: Envelope) -> None:
+def check(models: Models) -> Limits:
     folder, heads = _open(models)
     declared = declared_count(folder.config)
     if declared is not None and declared[1] != heads.count:
@@ -73,21 +73,11 @@ def check(models: Models, envelope: Envelope) -> None:
     found = {name: size for name, size in folder.tensor_shapes.items() if name not in own}
     expected = heads.tensors() | {name: size for name, size in copies.items() if name in found}
     check_tensor_shapes(folder.path, found, expected, f"{heads.form.name} MTP of {models.target_shape.architecture}")
-    if heads.count > 1 and envelope.num_steps > heads.count:
-        raise MethodError(
-            f"num_steps is {envelope.num_steps}, but {folder.path} holds {heads.count} MTP heads, which draft a token "
-            f"each; --num-steps {heads.count} would work"
-        )
-    if heads.count > 1 and envelope.topk > 1:
-        raise MethodError(
-            f"topk is {envelope.topk}, but the {heads.count} MTP heads of {folder.path} draft chains; "
-            "--topk 1 would work"
-        )
+    if heads.count > 1:
+        several = f"{folder.path} holds {heads.count} MTP heads, which draft a chain, a token each"
+        return Limits(num_steps=Limit(heads.count, several), topk=Limit(1, several))
     vocabulary = models.target_shape.vocab_size
-    if envelope.topk > vocabulary:
-        raise MethodError(
-            f"topk is {envelope.topk}, but the vocabulary has {vocabulary} tokens; at most {vocabulary} would work"
-        )
+    return Limits(topk=Limit(vocabulary, f"the vocabulary has {vocabulary} tokens"))
 
 
 def build(context: ProposerContext) -> Proposer:

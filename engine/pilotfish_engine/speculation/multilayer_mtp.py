@@ -41,12 +41,11 @@ class Head(Protocol):
 
 class MultiLayerProposer:
     aux_layers: tuple[int, ...] = ()
-    max_topk = 1
 
     def __init__(self, heads: Sequence[Head], kv: KVCache, target: Decoder, state: RequestState) -> None:
         """kv: a layer for each head, in the pages of the target's pool."""
         hidden = target.shape.hidden_size
-        self.max_num_steps = self.lookahead = len(heads)
+        self.lookahead = len(heads)
         self.kv = kv
         self._heads = heads
         self._target = target

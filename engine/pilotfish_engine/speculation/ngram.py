@@ -9,7 +9,8 @@ import torch
 
 from pilotfish_engine.batch.rows import Rows
 from pilotfish_engine.batch.state import RequestState
-from pilotfish_engine.contract.speculation import Envelope, Settings
+from pilotfish_engine.contract.methods import Limits
+from pilotfish_engine.contract.speculation import Settings
 from pilotfish_engine.errors import MethodError
 from pilotfish_engine.speculation import ngram_corpus, ngram_matcher, ngram_tensors
 from pilotfish_engine.speculation.proposer import Models, ProposerContext, TargetHidden
@@ -65,15 +66,16 @@ def recognises(models: Models) -> bool:
     return True
 
 
-def check(models: Models, envelope: Envelope) -> None:
+def check(models: Models) -> Limits:
     if models.corpus is None:
-        return
+        return Limits()
     ngram_corpus.read(models.corpus)
     if models.tokenizer() is None:
         raise MethodError(
             f"the corpus {models.corpus} is text, and the target {models.target.name} comes without a tokenizer; "
             "leave the corpus out, or give a checkpoint with one"
         )
+    return Limits()
 
 
 def build(context: ProposerContext) -> NgramProposer:

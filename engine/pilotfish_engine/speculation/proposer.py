@@ -1,4 +1,4 @@
-"""What a method implements: one file with a class of this protocol, and one line in `registry`.
+"""What a method implements: one file with a class of this protocol, and one row of `contract.methods`.
 
 Knows nothing about how its candidates are verified. What a proposer keeps of a row stands in the request
 state (`state.kept`), so that a request can leave with it. It may have a KV pool of its own, whose pages have the
@@ -16,7 +16,8 @@ import torch
 
 from pilotfish_engine.batch.rows import Rows
 from pilotfish_engine.batch.state import RequestState
-from pilotfish_engine.contract.speculation import Envelope, Settings
+from pilotfish_engine.contract.methods import Limits
+from pilotfish_engine.contract.speculation import Settings
 from pilotfish_engine.model.decoder import Decoder
 from pilotfish_engine.model.shape import ModelShape
 from pilotfish_engine.speculation.tree import Candidates
@@ -34,8 +35,7 @@ class TargetHidden:
 
 
 class Proposer(Protocol):
-    """Drafts for a batch. One whose checkpoint can do less than the contract's bounds says so by `max_num_steps` and
-    `max_topk`."""
+    """Drafts for a batch. Settings are within the limits that `check` declared."""
 
     aux_layers: tuple[int, ...]  # target layers whose inputs the method reads; empty for none
     lookahead: int  # how many tokens after it a row of the method's KV depends on
@@ -113,9 +113,9 @@ class MethodModule(Protocol):
         ...
 
     @staticmethod
-    def check(models: Models, envelope: Envelope) -> None:
-        """Raises MethodError or CheckpointError, from metadata alone, where the checkpoints do not fit the method or
-        the envelope asks for what they cannot do. Runs before the target is loaded."""
+    def check(models: Models) -> Limits:
+        """Declare what its drafts can do with these checkpoints, from metadata alone, before the target is loaded.
+        Raises MethodError or CheckpointError where the checkpoints do not fit the method."""
         ...
 
     @staticmethod

@@ -1,60 +1,50 @@
-"""The speculative methods by name. A new method is one file and one line here (or one `register` call from outside).
+"""The methods of the contract's table with the modules that implement them, and which of them a configuration means.
 
+A new method is one row of the table and one file here: its name in lower case (or one `register` call from outside).
 Torch-free until a method is loaded, so that the command line can name the methods before anything costs memory.
 """
 
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+from pilotfish_engine.contract.methods import AUTO, METHODS, NO_METHOD, Limit, Limits, Method
 from pilotfish_engine.errors import MethodError
 
 if TYPE_CHECKING:
     from pilotfish_engine.speculation.proposer import MethodModule, Models
 
-NO_METHOD = "None"
-AUTO = "Auto"
-
-
-@dataclass(frozen=True)
-class Method:
-    """module: where the functions of MethodModule stand. needs_draft, takes_draft: a draft checkpoint is required,
-    allowed. trees: topk above 1 works. takes_corpus: so does a file of texts. Auto asks the methods by `preference`,
-    largest first, which of them the checkpoints fit; 0 is never asked."""
-
-    name: str
-    module: str
-    needs_draft: bool
-    trees: bool
-    preference: int = 0
-    takes_draft: bool = False
-    takes_corpus: bool = False
-
-    def load(self) -> MethodModule:
-        return cast("MethodModule", importlib.import_module(self.module))
-
-
 _METHODS: dict[str, Method] = {}
+_MODULES: dict[str, str] = {}
 
 
-def register(method: Method) -> None:
+def register(method: Method, module: str) -> None:
+    """module: where the functions of MethodModule stand."""
     if method.name in _METHODS or method.name in (NO_METHOD, AUTO):
         raise MethodError(f"method {method.name!r} is registered already; choose another name")
     _METHODS[method.name] = method
+    _MODULES[method.name] = module
 
 
-register(Method("NGRAM", "pilotfish_engine.speculation.ngram", False, trees=True, preference=1, takes_corpus=True))
-register(Method("STANDALONE", "pilotfish_engine.speculation.standalone", needs_draft=True, trees=True, preference=1))
-register(Method("EAGLE", "pilotfish_engine.speculation.eagle", needs_draft=True, trees=True, preference=3))
-register(Method("EAGLE3", "pilotfish_engine.speculation.eagle3", needs_draft=True, trees=True, preference=3))
-register(Method("MTP", "pilotfish_engine.speculation.mtp", False, trees=True, preference=2, takes_draft=True))
-register(Method("DFLASH", "pilotfish_engine.speculation.dflash", needs_draft=True, trees=True, preference=4))
+for _row in METHODS:
+    register(_row, f"pilotfish_engine.speculation.{_row.name.lower()}")
 
 
 def methods() -> tuple[Method, ...]:
     return tuple(_METHODS.values())
+
+
+def load(method: Method) -> MethodModule:
+    """Import the module that implements a method."""
+    return cast("MethodModule", importlib.import_module(_MODULES[method.name]))
+
+
+def judge(method: Method, models: Models) -> Limits:
+    """What drafts of these checkpoints can do, from metadata. Raises MethodError or CheckpointError for a misfit."""
+    limits = load(method).check(models)
+    return limits if method.trees else replace(limits, topk=Limit(1, f"{method.name} drafts chains"))
 
 
 def names() -> tuple[str, ...]:
@@ -78,7 +68,7 @@ def check(name: str, draft: str | None, corpus: str | None = None) -> None:
         raise MethodError(f"method {name!r} is unknown; one of {', '.join(names())} would work")
     if method.needs_draft and draft is None:
         raise MethodError(f"method {name} needs a draft model, and none is given; add --draft")
-    if draft is not None and not (method.needs_draft or method.takes_draft):
+    if draft is not None and not method.takes_draft:
         raise MethodError(f"method {name} takes no draft, but the draft is {draft!r}; leave it out")
 
 
@@ -91,9 +81,9 @@ def resolve(name: str, models: Models) -> Method | None:
         return _METHODS[name]
     has_draft = models.draft is not None
     for method in sorted(_METHODS.values(), key=lambda method: -method.preference):
-        usable = method.needs_draft or method.takes_draft if has_draft else not method.needs_draft
+        usable = method.takes_draft if has_draft else not method.needs_draft
         usable = usable and (method.takes_corpus or models.corpus is None)
-        if usable and method.preference > 0 and method.load().recognises(models):
+        if usable and method.preference > 0 and load(method).recognises(models):
             return method
     beside = "" if models.corpus is None else f", with the corpus {models.corpus} beside it,"
     raise MethodError(

@@ -13,8 +13,8 @@ import torch
 from pilotfish_engine.batch.passes import last_padded_places, last_places, over_padded_rows, over_spans
 from pilotfish_engine.batch.rows import Rows
 from pilotfish_engine.batch.state import RequestState
-from pilotfish_engine.contract.speculation import MAX_TOPK, Envelope, Settings
-from pilotfish_engine.errors import MethodError
+from pilotfish_engine.contract.methods import Limit, Limits
+from pilotfish_engine.contract.speculation import MAX_TOPK, Settings
 from pilotfish_engine.model.checkpoint import check_tensors, open_checkpoint
 from pilotfish_engine.model.decoder import Decoder
 from pilotfish_engine.model.layers import reading
@@ -123,14 +123,13 @@ def recognises(models: Models) -> bool:
     return models.draft is not None
 
 
-def check(models: Models, envelope: Envelope) -> None:
+def check(models: Models) -> Limits:
     assert models.draft is not None, "the registry has checked that a draft is given"
     checkpoint = open_checkpoint(models.draft)
     vocabulary = checkpoint.shape.vocab_size
     models.check_vocabulary(models.draft, vocabulary)
     check_tensors(checkpoint)
-    if envelope.topk > vocabulary:
-        raise MethodError(f"topk is {envelope.topk}, and the draft knows {vocabulary} tokens; at most that would work")
+    return Limits(topk=Limit(vocabulary, f"the draft {models.draft} knows {vocabulary} tokens"))
 
 
 def build(context: ProposerContext) -> StandaloneProposer:

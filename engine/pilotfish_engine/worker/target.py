@@ -15,6 +15,7 @@ import torch
 from pilotfish_engine.batch.handover import read_in, write_out
 from pilotfish_engine.batch.passes import last_places, over_spans
 from pilotfish_engine.contract.controller import Controller
+from pilotfish_engine.contract.methods import Limits
 from pilotfish_engine.contract.speculation import PLAIN, CostProfile, DeviceReport, Envelope, Settings
 from pilotfish_engine.errors import EnvelopeError, NumbersError
 from pilotfish_engine.model.memory import put
@@ -57,7 +58,7 @@ class _Launched:
 
 
 class TargetWorker:
-    """One step function, one controller, one state. `trees`: the method can use topk above 1. graphs: of the step,
+    """One step function, one controller, one state. draft_limits: what an envelope may ask. graphs: of the step,
     where it is not to run as it is. memory_bytes: what was reserved, by what for."""
 
     def __init__(
@@ -66,7 +67,7 @@ class TargetWorker:
         controller: Controller,
         limits: WorkerLimits,
         method: str,
-        trees: bool,
+        draft_limits: Limits,
         profile: CostProfile | None,
         clock: Callable[[], float] = time.perf_counter,
         graphs: StepGraphs | None = None,
@@ -77,7 +78,7 @@ class TargetWorker:
         self._controller = controller
         self._limits = limits
         self._method = method
-        self._trees = trees
+        self._draft_limits = draft_limits
         self._profile = profile
         self._clock = clock
         self._memory_bytes = dict(memory_bytes or {})
@@ -118,20 +119,8 @@ class TargetWorker:
         return seq_len if proposer is None else proposer.reusable_len(row, seq_len)
 
     def set_envelope(self, envelope: Envelope) -> None:
-        if self._step.proposer is None and envelope.num_steps > 0:
-            raise EnvelopeError(
-                f"num_steps is {envelope.num_steps}, but this engine has no draft; 0 would work", "num_steps"
-            )
-        if envelope.topk > 1 and not self._trees:
-            raise EnvelopeError(f"topk is {envelope.topk}, but {self._method} drafts chains; 1 would work", "topk")
-        for name in ("num_steps", "topk"):
-            value, most = getattr(envelope, name), getattr(self._step.proposer, f"max_{name}", None)
-            if most is not None and value > most:
-                raise EnvelopeError(
-                    f"{name} is {value}, but {self._method} reaches {most} with this checkpoint; at most {most} would "
-                    "work",
-                    name,
-                )
+        if misfit := self._draft_limits.misfit(envelope):
+            raise EnvelopeError(misfit.sentence, misfit.field)
         self._controller.set_envelope(envelope)
 
     def speculation_report(self) -> SpeculationReport:

@@ -81,9 +81,7 @@ def _extend(step: Step, rows: Sequence[int], chunk_size: int) -> None:
 def _widest(step: Step, envelope: Envelope) -> Settings:
     if step.proposer is None or envelope.num_steps == 0:
         return PLAIN
-    topk = min(envelope.topk, getattr(step.proposer, "max_topk", envelope.topk))
-    steps = min(envelope.num_steps, getattr(step.proposer, "max_num_steps", envelope.num_steps))
-    return Settings(num_steps=steps, topk=topk, num_draft_tokens=envelope.num_draft_tokens)
+    return Settings(num_steps=envelope.num_steps, topk=envelope.topk, num_draft_tokens=envelope.num_draft_tokens)
 
 
 def _graphs(step: Step, rows: Sequence[int], widest: Settings) -> int:

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from pilotfish_engine.batch.rows import Rows
-from pilotfish_engine.contract.speculation import MAX_TOPK, Envelope, Settings
+from pilotfish_engine.contract.methods import Limit, Limits, Method
+from pilotfish_engine.contract.speculation import MAX_TOPK, Settings
 from pilotfish_engine.errors import MethodError
 from pilotfish_engine.speculation import registry
 from pilotfish_engine.speculation.growth import Frontier, grow
@@ -93,9 +94,8 @@ def recognises(judged: Models) -> bool:
     return False
 
 
-def check(judged: Models, envelope: Envelope) -> None:
-    if envelope.topk == MAX_TOPK:
-        raise MethodError(f"topk is {envelope.topk}, and this is a toy; {MAX_TOPK - 1} would work")
+def check(judged: Models) -> Limits:
+    return Limits(topk=Limit(MAX_TOPK - 1, "this is a toy"))
 
 
 def build(context: ProposerContext) -> ToyProposer:
@@ -105,8 +105,9 @@ def build(context: ProposerContext) -> ToyProposer:
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> str:
     """Registered until the test ends."""
-    monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))
-    registry.register(registry.Method(TOY, __name__, needs_draft=False, trees=True))
+    for table in ("_METHODS", "_MODULES"):
+        monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
+    registry.register(Method(TOY, "for the suite alone"), __name__)
     monkeypatch.setitem(models.BUILDERS, TOY, [("", models.no_draft, ("",))])
     return TOY
 
@@ -170,7 +171,7 @@ def test_it_is_a_method_while_it_is_registered(toy, monkeypatch):
     assert (TOY, "") in variants()
     assert TOY in registry.names()
     with pytest.raises(MethodError, match="method 'TOY' is registered already; choose another name"):
-        registry.register(registry.Method(TOY, __name__, needs_draft=False, trees=True))
+        registry.register(Method(TOY, "for the suite alone"), __name__)
     monkeypatch.undo()
     assert (TOY, "") not in variants()
 

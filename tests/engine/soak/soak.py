@@ -16,11 +16,11 @@ from pathlib import Path
 from random import Random
 
 from pilotfish_engine.contract.controller import Controller
+from pilotfish_engine.contract.methods import NO_METHOD, Limit, Limits
 from pilotfish_engine.contract.speculation import CostProfile, Envelope
 from pilotfish_engine.engine import Parts, assemble
 from pilotfish_engine.messages import Grammar
 from pilotfish_engine.scheduler.request import Request
-from pilotfish_engine.speculation import registry
 from pilotfish_engine.types import CompiledGrammar
 from pilotfish_engine.worker.target import TargetWorker
 from tests.engine.conformance import models
@@ -63,8 +63,8 @@ class Soak:
         models.target_model().save_pretrained(self._target)
         self._pair = cache(lambda method, draft: models.build(method, draft, self._target, folder / "drafts"))
         self.engine: Callable[[str, str, int], Parts] = cache(self._load)
-        self.variants = [(registry.NO_METHOD, ""), *variants()]
-        self._alone = Alone(self._load(registry.NO_METHOD, "", 16))
+        self.variants = [(NO_METHOD, ""), *variants()]
+        self._alone = Alone(self._load(NO_METHOD, "", 16))
         self.sums = Sums()
 
     def round(self, number: int, requests: int) -> None:
@@ -84,7 +84,7 @@ class Soak:
     def _load(self, method: str, draft: str, page_size: int) -> Parts:
         """With a cost profile that is not measured."""
         pair, (num_steps, topk) = models.Pair(self._target, None), (NUM_STEPS, TOPK)
-        if method != registry.NO_METHOD:
+        if method != NO_METHOD:
             pair = self._pair(method, draft)
             num_steps, topk = models.within(method, draft, num_steps, topk)
         return assemble(configuration(pair.target, method, pair.draft, page_size, num_steps, topk), PROFILE)
@@ -161,9 +161,9 @@ class _Round:
     def _fresh_worker(self) -> TargetWorker:
         """With nothing learnt yet, and a clock that is drawn."""
         worker, now = self.parts.worker, 0.0
-        plain = self.method == registry.NO_METHOD
+        plain = self.method == NO_METHOD
         self._most = (0, 1) if plain else models.within(self.method, self.draft, NUM_STEPS, TOPK)
-        trees = self._most[1] > 1
+        steps, topk = (Limit(most, "a draft of the soak does no more") for most in self._most)
 
         def clock() -> float:
             nonlocal now
@@ -172,7 +172,8 @@ class _Round:
 
         bounds = Envelope(num_steps=self._most[0], topk=self._most[1], num_draft_tokens=10)
         controller = Controller(bounds, PROFILE, MAX_RUNNING)
-        return TargetWorker(self.parts.step, controller, worker.limits, self.method, trees, PROFILE, clock)
+        bound = Limits(steps, topk)
+        return TargetWorker(self.parts.step, controller, worker.limits, self.method, bound, PROFILE, clock)
 
     def play(self, requests: int) -> None:
         """Bursts of arrivals, and between steps whatever may happen to an engine."""

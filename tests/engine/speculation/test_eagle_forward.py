@@ -15,7 +15,7 @@ from pilotfish_engine.kernels.inputs import AttentionInputs
 from pilotfish_engine.model import Decoder, load, read_shape
 from pilotfish_engine.model.eagle import Head, load_head
 from pilotfish_engine.model.inputs import ForwardInputs, KVCache
-from pilotfish_engine.speculation import registry
+from pilotfish_engine.speculation import eagle, eagle3
 from pilotfish_engine.speculation.proposer import Models, TargetHidden
 from tests.engine.speculation import eagle_heads as reference
 from tests.engine.speculation.eagle_formats import FORMATS
@@ -23,6 +23,7 @@ from tests.engine.speculation.eagle_heads import LAYERS, VOCAB
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the reference library's own
 
+MODULES = {"eagle": eagle, "eagle3": eagle3}
 LENGTH, ROWS, PAGE = 21, 64, 4
 MAX_POSITIONS = 150  # more than any of the configs says
 
@@ -100,9 +101,9 @@ def pair(
     written = FORMATS[request.param](target)
     path = written.write(tmp_path_factory.mktemp("head"))
     models = Models(folder, read_shape(folder), path, lambda other, size: None)
-    module = registry.Method("", f"pilotfish_engine.speculation.{written.kind}", True, True).load()
+    module = MODULES[written.kind]
     assert module.recognises(models)
-    module.check(models, Envelope(num_steps=8, topk=8, num_draft_tokens=64))
+    assert module.check(models).misfit(Envelope(num_steps=8, topk=8, num_draft_tokens=64)) is None
     return written, load_head(path, decoder, torch.float32, MAX_POSITIONS)
 
 
@@ -250,7 +251,7 @@ def test_only_heads_are_recognised(target: LlamaForCausalLM, folder: Path, tmp_p
     def methods(path: Path) -> list[str]:
         models = Models(folder, read_shape(folder), path, lambda other, size: None)
         kinds = ("eagle", "eagle3")
-        modules = [registry.Method("", f"pilotfish_engine.speculation.{kind}", True, True).load() for kind in kinds]
+        modules = [MODULES[kind] for kind in kinds]
         return [kind for kind, module in zip(kinds, modules, strict=True) if module.recognises(models)]
 
     assert methods(reference.eagle(target).write(tmp_path / "a")) == ["eagle"]

@@ -4,6 +4,7 @@ thing, both values and what would work."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models
 from transformers import LlamaForCausalLM
 
+from pilotfish_engine.contract.methods import Limits
 from pilotfish_engine.contract.speculation import Envelope
 from pilotfish_engine.engine import check_vocabulary
 from pilotfish_engine.errors import UsageError
@@ -51,10 +53,9 @@ def write_tokenizer(path: Path, tokens: list[str]) -> None:
     tokenizer.save(str(path / "tokenizer.json"))
 
 
-def check(folder: Path, draft: Path, kind: str, topk: int = 4) -> None:
+def check(folder: Path, draft: Path, kind: str) -> Limits:
     shape = read_shape(folder)
-    judged = Models(folder, shape, draft, partial(check_vocabulary, folder, shape))
-    MODULES[kind].check(judged, Envelope(num_steps=4, topk=topk, num_draft_tokens=16))
+    return MODULES[kind].check(Models(folder, shape, draft, partial(check_vocabulary, folder, shape)))
 
 
 def tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Edit:
@@ -323,9 +324,12 @@ def test_more_children_than_tokens(
     draft_vocab: int, topk: int, target: LlamaForCausalLM, folder: Path, tmp_path: Path
 ) -> None:
     heads.eagle3(target, draft_vocab=draft_vocab).write(tmp_path)
-    check(folder, tmp_path, "eagle3", topk=draft_vocab)
-    with pytest.raises(UsageError, match=f"topk is {topk}, but .* {draft_vocab} tokens; at most {draft_vocab} would"):
-        check(folder, tmp_path, "eagle3", topk=topk)
+    limits = check(folder, tmp_path, "eagle3")
+    assert limits.misfit(Envelope(topk=draft_vocab)) is None
+    misfit = limits.misfit(Envelope(topk=topk))
+    assert misfit
+    assert misfit.field == "topk"
+    assert re.search(f"topk is {topk}, but .* {draft_vocab} tokens; at most {draft_vocab} would", misfit.sentence)
 
 
 @pytest.mark.parametrize("layers", [4, 6])
@@ -339,7 +343,7 @@ def test_the_usual_layers_of_a_shallow_target(
     judged = Models(folder, shallow, tmp_path, lambda path, size: None)
     usual = rf"\[2, {layers // 2}, {layers - 3}\]"
     with pytest.raises(UsageError, match=f"no {IDS}, and the usual three would be {usual}, which do not ascend"):
-        eagle3.check(judged, Envelope(num_steps=4, topk=1, num_draft_tokens=5))
+        eagle3.check(judged)
 
 
 def test_hidden_size(folder: Path, tmp_path: Path) -> None:

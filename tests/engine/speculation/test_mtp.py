@@ -3,6 +3,7 @@ whole sequences; and what is refused before a weight is read."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pilotfish_engine.contract.methods import AUTO
 from pilotfish_engine.contract.speculation import Envelope
 from pilotfish_engine.engine import check_vocabulary
 from pilotfish_engine.errors import CheckpointError, MethodError, UsageError
@@ -66,7 +68,7 @@ class Loaded:
     @staticmethod
     def of(made: Reference) -> Loaded:
         models = models_of(made)
-        mtp.check(models, Envelope(num_steps=1))
+        mtp.check(models)
         target = load(models.target, torch.float32)
         folder = SafetensorsFolder(models.draft or models.target)
         heads = find_heads(models.target_shape, folder.tensor_shapes)
@@ -155,7 +157,7 @@ def test_a_checkpoint_with_heads_is_recognised(reference: Callable[[str, int], R
     made = reference(kind, 1)
     models = models_of(made)
     assert mtp.recognises(models)
-    method = registry.resolve(registry.AUTO, models)
+    method = registry.resolve(AUTO, models)
     assert method is not None
     assert method.name == "MTP"
 
@@ -163,7 +165,7 @@ def test_a_checkpoint_with_heads_is_recognised(reference: Callable[[str, int], R
 def test_a_folder_of_heads_alone_is_recognised(reference: Callable[[str, int], Reference]) -> None:
     models = models_of(reference("llama", 1))
     assert mtp.recognises(models)
-    method = registry.resolve(registry.AUTO, models)
+    method = registry.resolve(AUTO, models)
     assert method is not None
     assert method.name == "MTP"
 
@@ -187,13 +189,13 @@ def test_copies_of_embedding_and_head_are_known(reference: Callable[[str, int], 
     }
     target = models_of(made).target
     draft = made.save(tmp_path / "heads", made.head_tensors() | copies)
-    mtp.check(models_of(made, target, draft), Envelope(num_steps=2))
+    mtp.check(models_of(made, target, draft))
     misshaped = made.head_tensors() | copies | {f"{prefix}embed_tokens.weight": torch.zeros(VOCAB, HIDDEN + 1)}
     draft = made.save(tmp_path / "other", misshaped)
     with pytest.raises(
         CheckpointError, match=rf"{prefix}embed_tokens.weight has shape \[64, 33\].* asks for \[64, 32\]"
     ):
-        mtp.check(models_of(made, target, draft), Envelope(num_steps=2))
+        mtp.check(models_of(made, target, draft))
 
 
 @pytest.mark.parametrize("kind", INSIDE)
@@ -214,12 +216,11 @@ def test_missing_extra_and_misshaped_tensors_are_named(
     reference: Callable[[str, int], Reference], kind: str, count: int, tmp_path: Path
 ) -> None:
     made = reference(kind, count)
-    envelope = Envelope(num_steps=1)
 
     def refused(tensors: dict[str, Tensor], message: str) -> None:
         changed = made.save(tmp_path / "changed", tensors)
         with pytest.raises(UsageError, match=message):
-            mtp.check(models_of(made, changed), envelope)
+            mtp.check(models_of(made, changed))
 
     prefix, block = made.prefix(count - 1), made.prefix(count - 1) + made.kind.block
     projection = f"{prefix}{made.kind.names[2]}.weight"
@@ -235,41 +236,44 @@ def test_a_count_that_contradicts_the_tensors(reference: Callable[[str, int], Re
     made = reference("mimo", 3)
     changed = made.save(tmp_path / "changed", num_nextn_predict_layers=1)
     with pytest.raises(MethodError, match=r"num_nextn_predict_layers is 1, but the files hold 3 .*MiMo"):
-        mtp.check(models_of(made, changed), Envelope(num_steps=3))
+        mtp.check(models_of(made, changed))
     silent = made.save(tmp_path / "silent", num_nextn_predict_layers=None)
-    mtp.check(models_of(made, silent), Envelope(num_steps=3))
+    mtp.check(models_of(made, silent))
     fewer = without(made.tensors, *(name for name in made.tensors if name.startswith(made.prefix(0))))
     with pytest.raises(CheckpointError, match=r"tensor model.mtp_layers.0\S+ is missing"):
-        mtp.check(models_of(made, made.save(tmp_path / "fewer", fewer)), Envelope(num_steps=3))
+        mtp.check(models_of(made, made.save(tmp_path / "fewer", fewer)))
 
 
 def test_no_heads(reference: Callable[[str, int], Reference], tmp_path: Path) -> None:
     made = reference("mimo", 1)
     bare = made.save(tmp_path / "bare", without(made.tensors, *made.head_tensors()))
     with pytest.raises(MethodError, match=rf"none of its \d+ tensors is .* model.layers.{NUM_LAYERS}.eh_proj.weight"):
-        mtp.check(models_of(made, bare), Envelope())
+        mtp.check(models_of(made, bare))
     with pytest.raises(MethodError, match=r"model.gguf: MTP heads are read from a folder"):
-        mtp.check(models_of(made, draft=tmp_path / "model.gguf"), Envelope())
+        mtp.check(models_of(made, draft=tmp_path / "model.gguf"))
 
 
 @pytest.mark.parametrize(
-    ("count", "bounds", "message"),
+    ("bounds", "message"),
     [
-        (3, {"num_steps": 4}, r"num_steps is 4, but .* holds 3 MTP heads.*--num-steps 3 would work"),
-        (3, {"num_steps": 3, "topk": 2}, r"topk is 2, but the 3 MTP heads .*--topk 1 would work"),
+        ({"num_steps": 4}, r"num_steps is 4, but .* holds 3 MTP heads, .*; at most 3 would work"),
+        ({"num_steps": 3, "topk": 2}, r"topk is 2, but .* 3 MTP heads, which draft a chain.*; at most 1 would work"),
     ],
 )
 def test_bounds_of_several_heads(
-    reference: Callable[[str, int], Reference], count: int, bounds: dict[str, Any], message: str
+    reference: Callable[[str, int], Reference], bounds: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(MethodError, match=message):
-        mtp.check(models_of(reference("mimo", count)), Envelope(**bounds))
-    mtp.check(models_of(reference("mimo", count)), Envelope(num_steps=3))
-    mtp.check(models_of(reference("mimo", 1)), Envelope(num_steps=8, topk=8))
+    limits = mtp.check(models_of(reference("mimo", 3)))
+    misfit = limits.misfit(Envelope(**bounds))
+    assert misfit
+    assert re.search(message, misfit.sentence)
+    assert misfit.field == list(bounds)[-1]
+    assert limits.misfit(Envelope(num_steps=3)) is None
+    assert mtp.check(models_of(reference("mimo", 1))).misfit(Envelope(num_steps=8, topk=8)) is None
 
 
 def test_more_children_than_tokens(reference: Callable[[str, int], Reference]) -> None:
     models = models_of(reference("mimo", 1))
     tiny = replace(models, target_shape=replace(models.target_shape, vocab_size=5))
-    with pytest.raises(MethodError, match=r"topk is 6, but the vocabulary has 5 tokens; at most 5 would work"):
-        mtp.check(tiny, Envelope(topk=6))
+    misfit = mtp.check(tiny).misfit(Envelope(topk=6))
+    assert misfit == ("topk", "topk is 6, but the vocabulary has 5 tokens; at most 5 would work")

@@ -102,9 +102,9 @@ def test_answers_equal_plain_greedy_decoding(made, engine, kind, count, num_step
 
 def test_an_update_of_the_envelope_stays_within_the_heads(made, engine):
     harness = engine("mimo", 3)
-    with pytest.raises(EnvelopeError, match=r"num_steps is 4, but MTP reaches 3 .* at most 3 would work"):
+    with pytest.raises(EnvelopeError, match=r"num_steps is 4, but .* holds 3 MTP heads.* at most 3 would work"):
         harness.scheduler.set_envelope(fixed(4, 1))
-    with pytest.raises(EnvelopeError, match=r"topk is 2, but MTP reaches 1 .* at most 1 would work"):
+    with pytest.raises(EnvelopeError, match=r"topk is 2, but .* draft a chain.* at most 1 would work"):
         harness.scheduler.set_envelope(fixed(3, 2))
     assert harness.scheduler.report().envelope.num_steps == 3
     engine("mimo", 1).scheduler.set_envelope(fixed(8, 8))

@@ -4,14 +4,17 @@ read."""
 from __future__ import annotations
 
 import json
+import sys
+import types
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from pilotfish_engine.contract.methods import Limits, Method
 from pilotfish_engine.contract.speculation import Envelope
 from pilotfish_engine.engine import assemble
 from pilotfish_engine.errors import MethodError, UsageError
@@ -19,7 +22,6 @@ from pilotfish_engine.model.loading import read_shape
 from pilotfish_engine.model.safetensors_checkpoint import SafetensorsFolder
 from pilotfish_engine.speculation import registry
 from pilotfish_engine.speculation.proposer import Models
-from pilotfish_engine.speculation.registry import Method
 from tests.engine.conformance import models
 from tests.engine.conformance.harness import configuration
 from tests.engine.conformance.models import Pair
@@ -47,7 +49,8 @@ def only_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def own_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is registered from here on is forgotten when the test ends."""
-    monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))
+    for table in ("_METHODS", "_MODULES"):
+        monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
 
 
 # this module's own method: it recognises nothing, and all settings suit it
@@ -57,8 +60,8 @@ def recognises(models: Models) -> bool:
     return False
 
 
-def check(models: Models, envelope: Envelope) -> None:
-    pass
+def check(models: Models) -> Limits:
+    return Limits()
 
 
 def judged(target: Path, draft: Path | None, corpus: Path | None = None) -> Models:
@@ -81,7 +84,7 @@ def test_auto_is_the_method_of_the_checkpoints(pairs, only_metadata, method, dra
     assert meant("None", pair.target, None) is None
     num_steps, topk = models.within(method, draft, 4, 4)
     envelope = Envelope(num_steps=num_steps, topk=topk, num_draft_tokens=10)
-    KNOWN[method].load().check(judged(pair.target, pair.draft), envelope)
+    assert registry.judge(KNOWN[method], judged(pair.target, pair.draft)).misfit(envelope) is None
 
 
 @pytest.mark.parametrize(("method", "draft"), VARIANTS)
@@ -90,7 +93,8 @@ def test_nobody_else_takes_a_head_for_its_own(pairs, method, draft):
     pair = pairs(method, draft)
     asked = judged(pair.target, pair.draft)
     of_heads = [m for m in KNOWN.values() if m.preference > 1]
-    assert [m.name for m in of_heads if m.load().recognises(asked)] == ([method] if KNOWN[method] in of_heads else [])
+    claimed = [m.name for m in of_heads if registry.load(m).recognises(asked)]
+    assert claimed == ([method] if KNOWN[method] in of_heads else [])
 
 
 def test_a_draft_that_is_given_comes_before_the_target_s_own_heads(pairs):
@@ -127,17 +131,19 @@ def test_a_part_of_a_model_is_refused_before_the_target_is_read(pairs, tmp_path,
         assemble(configuration(pair.target, method, tmp_path, 16, 4, 1))
 
 
-def test_auto_asks_the_surest_method_first_and_some_never(pairs, own_methods):
+def test_auto_asks_the_surest_method_first_and_some_never(pairs, own_methods, monkeypatch):
     target = pairs("NGRAM", "").target
     asked: list[str] = []
 
-    class Asked(Method):
-        def load(self):
-            asked.append(self.name)
-            return super().load()
+    def recognises(name: str, models: Models) -> bool:
+        asked.append(name)
+        return False
 
     for name, preference in (("LAST", 1), ("NEVER", 0), ("FIRST", 9)):
-        registry.register(Asked(name, __name__, False, trees=True, preference=preference))
+        module = types.ModuleType(name)
+        module.__dict__["recognises"] = partial(recognises, name)
+        monkeypatch.setitem(sys.modules, f"asked_{name}", module)
+        registry.register(Method(name, "for a test", preference=preference), f"asked_{name}")
     assert meant("Auto", target, None) == "NGRAM"
     assert asked == ["FIRST"]  # it recognises nothing, and among equals the older one is asked first
     assert meant("NEVER", target, None) == "NEVER"
@@ -181,7 +187,7 @@ def test_names_that_do_not(name):
     method = KNOWN.get(name)
     if method is None or not method.needs_draft:
         registry.check(name, None)
-    if name == "Auto" or (method is not None and (method.needs_draft or method.takes_draft)):
+    if name == "Auto" or (method is not None and method.takes_draft):
         registry.check(name, "d")
 
 
@@ -189,7 +195,7 @@ def test_names_are_given_once(own_methods):
     assert registry.names() == ("None", "Auto", *KNOWN)
     for name in registry.names():
         with pytest.raises(MethodError, match=f"method {name!r} is registered already; choose another name"):
-            registry.register(Method(name, "somewhere", needs_draft=False, trees=True))
+            registry.register(Method(name, "for a test"), "somewhere")
 
 
 # --- settings that the method or its checkpoint cannot do
@@ -211,11 +217,11 @@ def few_tokens(pair: Pair, folder: Path) -> Pair:
 @pytest.mark.parametrize(
     ("method", "draft", "beyond", "sentence", "within"),
     [
-        ("MTP", "3 random", (4, 1), r"num_steps is 4, .* holds 3 MTP heads, .* --num-steps 3 would work", (3, 1)),
-        ("MTP", "3 random", (3, 2), r"topk is 2, .* 3 MTP heads .* --topk 1 would work", (3, 1)),
+        ("MTP", "3 random", (4, 1), r"num_steps is 4, .* holds 3 MTP heads, .* at most 3 would work", (3, 1)),
+        ("MTP", "3 random", (3, 2), r"topk is 2, .* 3 MTP heads, .* at most 1 would work", (3, 1)),
         ("DFLASH", "random", (6, 1), r"num_steps is 6, .* blocks of 6 tokens, .* at most 5 would work", (5, 1)),
         ("EAGLE3", "few", (4, 5), r"topk is 5, .* knows 4 tokens; .*4 would work", (4, 4)),
-        ("CHAINS", "", (4, 2), r"topk is 2, but CHAINS drafts chains; --topk 1 would work", (4, 1)),
+        ("CHAINS", "", (4, 2), r"topk is 2, but CHAINS drafts chains; at most 1 would work", (4, 1)),
     ],
 )
 @pytest.mark.parametrize("named", [True, False])
@@ -223,7 +229,7 @@ def test_settings_beyond_the_method(
     pairs, tmp_path, own_methods, only_metadata, method, draft, beyond, sentence, within, named
 ):
     """Refused before a weight is read; what would work goes on to reading them."""
-    registry.register(Method("CHAINS", __name__, needs_draft=False, trees=False))
+    registry.register(Method("CHAINS", "for a test", trees=False), __name__)
     if not named and method == "CHAINS":
         pytest.skip("Auto never asks it")
     pair = pairs("NGRAM", "") if method == "CHAINS" else pairs(method, "random" if draft == "few" else draft)
