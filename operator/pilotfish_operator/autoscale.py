@@ -12,6 +12,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
+from pilotfish_engine.contract import reason
 from pilotfish_engine.contract.speculation import EngineReport
 
 PANIC_FACTOR = 2.0  # panic while the panic window's mean is this many times what the ready replicas should carry
@@ -135,10 +136,6 @@ def mean(readings: Collection[Reading], window: float, now: float) -> Mean:
     return Mean(area / weight if weight else 0.0, min(1.0, weight / window), complete and weight > 0)
 
 
-def count(replicas: int) -> str:
-    return f"{replicas} replica" + ("" if replicas == 1 else "s")
-
-
 def wanted(load: float, target: float, current: int) -> int:
     """Fewest replicas, 1 at least, that carry `load`; `current` while the load is within TOLERANCE of changing them."""
     fewest = max(1, math.ceil(load / (target * (1 + TOLERANCE)) - 1e-9))
@@ -186,7 +183,7 @@ def decide(bounds: Bounds, state: State, current: int, ready: int, now: float) -
 
 def _limit(bounds: Bounds, want: int, current: int, stable: Mean, target: float | None) -> str | None:
     if want > bounds.max_replicas:
-        return f"the load wants {count(want)} and maxReplicas is {bounds.max_replicas}"
+        return f"the load wants {reason.count(want)} and maxReplicas is {bounds.max_replicas}"
     if current > bounds.min_replicas and target is None:
         return "nothing scales in while the capacity of a replica is not known"
     if current > bounds.min_replicas and stable.covered and not stable.complete:
@@ -198,15 +195,16 @@ def _reason(
     bounds: Bounds, stable: Mean, panic: Mean, panicking: bool, known: bool, replicas: int, current: int, want: int
 ) -> str:
     if bounds.target is None:
-        return f"{count(replicas)}: the capacity of a replica is not known yet"
-    window = (
-        f"{panic.value:.1f} over {bounds.panic:.0f}s (burst)"
-        if panicking
-        else (f"{stable.value:.1f} over {bounds.stable:.0f}s")
-    )
-    text = f"{count(replicas)}: concurrency {window}, {bounds.target:g} for each wants {want}"
+        return reason.replicas_kept(replicas, "what one carries is not known yet")
+    load, seconds = (panic.value, bounds.panic) if panicking else (stable.value, bounds.stable)
+    fewest = max(bounds.min_replicas, wanted(load, bounds.target, current))
+    if replicas != current or replicas <= fewest:
+        return reason.replicas(replicas, load, seconds, bounds.target, panicking)
     if not known:
-        return text + "; measured in part, so nothing scales in"
-    if want < replicas == current and replicas > bounds.min_replicas:
-        return text + f"; fewer once that has held for {bounds.delay:.0f}s"
-    return text
+        measured = f"the load is measured for {stable.covered * bounds.stable:.0f} of {bounds.stable:.0f} s"
+        if stable.covered >= COVERED:
+            measured = "a pod's load is not known"
+        return reason.replicas_kept(replicas, f"{measured}, and nothing scales in on that")
+    return reason.replicas_kept(
+        replicas, f"{load:.1f} requests at once need {fewest}, and fewer come after {bounds.delay:.0f} s of that"
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from pilotfish_engine.contract import reason
 from pilotfish_engine.contract.speculation import Envelope
 from pilotfish_operator import autoscale, objects, observe, tune
 from pilotfish_operator.api import Spec
@@ -85,7 +86,7 @@ def decide(
         bounds = autoscale.Bounds(current, current, None, stable)
     scale, scale_state = autoscale.decide(bounds, memory.scale, current, observed.ready_any, now)
     if not auto:
-        scale = replace(scale, limited=None, reason=f"{autoscale.count(current)}: spec.replicas")
+        scale = replace(scale, limited=None, reason=reason.replicas_kept(current, "spec.replicas says so"))
     held = [report.envelope for report in reports]
     tuning, tune_state = tune.tune(limits, seen, held, memory.tune, now)
     speed = scale_state.readings[-1].tokens_per_second if scale_state.readings else 0.0

@@ -162,7 +162,7 @@ class Reconciler:
             why = made.blocked[1] if made.blocked else made.decision.scale.reason
             notes.append(Note("Normal", "Scaled", f"replicas {before} -> {made.replicas}: {why}"))
         if track.envelope is not None and tuning.envelope != track.envelope and spec.speculation.method != NO_METHOD:
-            notes.append(Note("Normal", "SpeculationChanged", tuning.reason))
+            notes.append(Note("Normal", "SpeculationChanged", tuning.changed or tuning.reason))
         track.envelope = tuning.envelope
         return notes
 

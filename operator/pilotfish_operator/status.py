@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from pilotfish_engine.contract.methods import NO_METHOD
+from pilotfish_engine.contract.reason import count
 from pilotfish_operator.api import Spec
-from pilotfish_operator.autoscale import count
 from pilotfish_operator.objects import Object, Owner
 from pilotfish_operator.observe import Observed
 from pilotfish_operator.plan import Plan

@@ -10,12 +10,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pilotfish_engine.contract import reason
 from pilotfish_engine.contract.goodput import (
     Acceptance,
     Choice,
     best,
     capacity,
-    describe,
     disable_threshold,
     plain_rate,
     spec_rate,
@@ -64,6 +64,7 @@ class Tuning:
     """`crossover`: running requests from which plain is faster, None when speculation pays at any or it is not known.
 
     choice: what an engine with this envelope runs at the expected load, with the two best rejected options.
+    reason, changed: why this is chosen, and why the envelope is another one than before; None when it is not.
     """
 
     envelope: Envelope
@@ -71,6 +72,7 @@ class Tuning:
     crossover: int | None
     choice: Choice | None
     reason: str
+    changed: str | None
 
 
 def traffic(reports: Sequence[EngineReport], concurrency: float | None) -> Traffic | None:
@@ -130,31 +132,32 @@ def tune(
     if seen is None or seen.profile is None or seen.acceptance is None or bounds.tuning == "Fixed":
         choice = _choice(seen, forced)
         missing = (
-            "no engine answered"
+            "no engine has answered yet"
             if seen is None
-            else ("no cost profile" if seen.profile is None else "no speculative step measured")
+            else ("no cost profile is known yet" if seen.profile is None else "no speculative step is measured yet")
         )
-        reason = f"Fixed: {_text(forced)}" if bounds.tuning == "Fixed" else f"{_text(forced)}: kept, {missing} yet"
+        if bounds.tuning == "Fixed":
+            missing = "tuning is Fixed"
+        why = choice.reason if choice and bounds.tuning == "Fixed" else reason.bounds_kept(forced, missing)
         started = state.envelope is not None or bool(held)
         at = now if forced != current else state.changed_at
-        return Tuning(forced, choice is not None, None, choice, reason), State(forced, at) if started else state
+        return Tuning(forced, choice is not None, None, choice, why, None), State(forced, at) if started else state
     profile, acceptance = seen.profile, seen.acceptance
     free = bounds.model_copy(update={"disable_threshold": "Auto"})
     crossover = disable_threshold(profile, acceptance, seen.context, free, seen.max_batch)
-    envelope, why = forced, None
+    envelope, change = forced, None
     cooled = state.changed_at is None or now - state.changed_at >= COOL_DOWN
     if seen.steps >= ENOUGH_STEPS and cooled:
         wanted = _wanted(profile, acceptance, seen, bounds, free)
-        why = _improvement(profile, acceptance, seen, forced, wanted)
-        envelope = wanted if why else forced
+        change = _improvement(profile, acceptance, seen, forced, wanted)
+        envelope = wanted if change else forced
     choice = best(profile, acceptance, seen.batch, int(seen.context * seen.batch), envelope)
-    reason = f"{choice.reason}; within {_text(envelope)}"
-    if why:
-        reason += f"; changed since {why}"
-    elif seen.steps < ENOUGH_STEPS:
-        reason += f"; kept until {ENOUGH_STEPS} speculative steps are measured"
+    why = choice.reason
+    if seen.steps < ENOUGH_STEPS:
+        unsure = f"{ENOUGH_STEPS} speculative steps are needed to judge them, and {seen.steps} are measured"
+        why = reason.bounds_kept(envelope, unsure)
     at = now if envelope != current else state.changed_at
-    return Tuning(envelope, True, crossover, choice, reason), State(envelope, at)
+    return Tuning(envelope, True, crossover, choice, why, change), State(envelope, at)
 
 
 def _choice(seen: Traffic | None, envelope: Envelope) -> Choice | None:
@@ -196,7 +199,7 @@ def _improvement(
         for envelope in (current, wanted)
     )
     if abs(old - new) > max(1.0, UNSAFE * min(old, new)):
-        return f"disable_threshold {wanted.disable_threshold} is measured, in place of {current.disable_threshold}"
+        return reason.threshold_changed(current, wanted, seen.batch)
     context = int(seen.context * seen.batch)
     rates = []
     for envelope in (current, wanted):
@@ -206,10 +209,7 @@ def _improvement(
         else:
             rates.append(spec_rate(profile, acceptance, seen.batch, context, _at_bounds(envelope)))
     if rates[1] > rates[0] * (1 + MARGIN):
-        return (
-            f"{describe(_at_bounds(wanted))} gives {rates[1]:.0f} tok/s with {seen.batch} running, "
-            f"{describe(_at_bounds(current))} gave {rates[0]:.0f}"
-        )
+        return reason.bounds_changed(current, wanted, seen.batch, *rates)
     return None
 
 
@@ -234,13 +234,6 @@ def _within(envelope: Envelope, bounds: Envelope) -> Envelope:
 
 def _most_held(held: Sequence[Envelope]) -> Envelope | None:
     return max(held, key=lambda envelope: (held.count(envelope), envelope.model_dump_json()), default=None)
-
-
-def _text(envelope: Envelope) -> str:
-    return (
-        f"num_steps {envelope.num_steps} topk {envelope.topk} num_draft_tokens {envelope.num_draft_tokens} "
-        f"disable_threshold {envelope.disable_threshold}"
-    )
 
 
 def in_step(reports: Mapping[str, EngineReport], envelope: Envelope) -> tuple[str, ...]:

@@ -282,14 +282,14 @@ def test_a_new_envelope_holds_from_the_next_step() -> None:
 
 def test_report_before_and_after_the_first_step() -> None:
     subject = controller()
-    assert (subject.accept_length, subject.accept, subject.reason) == (None, (), "no step has run yet")
+    assert (subject.accept_length, subject.accept, subject.reason) == (None, (), "No step has run yet.")
     assert not subject.effective().active
     chosen = subject.choose(1, 10)
     subject.observe(chosen, 10, [chosen.num_steps + 1], 5.0)
     assert subject.accept_length == chosen.num_steps + 1
     assert len(subject.accept) == CHAINS.num_steps
     assert subject.effective().active
-    assert "with 1 running" in subject.reason
+    assert "at 1 running" in subject.reason
 
 
 def test_the_threshold_rises_with_acceptance() -> None:

@@ -80,8 +80,8 @@ def test_choice_names_the_two_best_that_were_rejected() -> None:
     assert [option.settings.num_steps for option in choice.rejected] == [2, 0]
     assert choice.speedup == pytest.approx(choice.tokens_per_second / choice.plain_tokens_per_second)
     assert choice.reason == (
-        "num_steps 1 topk 1 num_draft_tokens 2 30145 tok/s with 128 running (1.15 × plain at 1.72 tokens a step), "
-        "before num_steps 2 topk 1 num_draft_tokens 3 28020 tok/s; plain 26154 tok/s"
+        "Chose 1 step, top-1, 2 tokens: 30145 tok/s at 128 running (1.15 × plain). Next best: 2 steps, 28020. "
+        "Bounds: 5/1/6, threshold Auto."
     )
 
 
@@ -131,7 +131,7 @@ def test_a_fixed_envelope_is_its_own_settings_below_its_threshold() -> None:
     hopeless = Acceptance((0.0,))
     assert best(H200_8B, hopeless, 7, 0, fixed).settings == K3
     assert best(H200_8B, hopeless, 8, 0, fixed).settings == PLAIN
-    assert "disable_threshold 8 reached" in best(H200_8B, hopeless, 8, 0, fixed).reason
+    assert "Plain decoding from 8 running on" in best(H200_8B, hopeless, 8, 0, fixed).reason
     auto = fixed.model_copy(update={"disable_threshold": "Auto"})
     assert best(H200_8B, hopeless, 1, 0, auto).settings == PLAIN
     assert disable_threshold(H200_8B, hopeless, 0, auto, 256) == 1

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pilotfish_engine.contract import reason
 from pilotfish_engine.contract.acceptance import AcceptanceEstimate
 from pilotfish_engine.contract.goodput import (
     Choice,
     best,
     candidates,
-    describe,
     disable_threshold,
     expected_yield,
+    is_disabled,
     spec_rate,
 )
 from pilotfish_engine.contract.preparation import Preparation, Preparing, ready
@@ -78,13 +79,17 @@ class Controller:
 
     @property
     def reason(self) -> str:
-        """Why it runs what it runs, in numbers."""
-        if self._choice is None:
-            return "no step has run yet"
-        if self._choice.settings == self._settings:
-            return self._choice.reason
-        why = f"nothing that is ready is better by {HYSTERESIS:.0%}"
-        return f"runs {describe(self._settings)}, as {why}: {self._choice.reason}"
+        """Why it runs what it runs, in one of the forms for people."""
+        choice = self._choice
+        if choice is None:
+            return "No step has run yet."
+        if choice.settings == self._settings:
+            return choice.reason
+        batch = choice.running
+        rate = 1000 * batch * self._rate(self._settings, batch, int(self._context_per_request * batch))
+        best_one = (choice.settings, choice.tokens_per_second)
+        plain = choice.plain_tokens_per_second
+        return reason.kept((self._settings, rate), batch, plain, best_one, self._envelope)
 
     def effective(self) -> Effective:
         """What runs now between probes; disable_threshold is the envelope's number, or computed from what is known."""
@@ -140,7 +145,8 @@ class Controller:
         if self._choice is None or abs(batch - self._decided_batch) > MOVED * self._decided_batch:
             return True
         before = self._decided_batch
-        if self._is_told(batch) != self._is_told(before) or self._is_disabled(batch) != self._is_disabled(before):
+        disabled = is_disabled(self._envelope, batch) != is_disabled(self._envelope, before)
+        if disabled or self._is_told(batch) != self._is_told(before):
             return True
         held = self._steps_since >= DECIDE_EVERY and self._steps_since * self._running_ms >= DECIDE_MS
         return held or self._steps_since >= DECIDE_EVERY_MOST or self._is_due
@@ -194,11 +200,7 @@ class Controller:
     def _is_told(self, batch: int) -> bool:
         """Whether the envelope alone says what runs."""
         fixed = self._envelope.tuning == "Fixed" and self._envelope.disable_threshold != "Auto"
-        return fixed or self._is_disabled(batch)
-
-    def _is_disabled(self, batch: int) -> bool:
-        threshold = self._envelope.disable_threshold
-        return threshold != "Auto" and batch >= threshold
+        return fixed or is_disabled(self._envelope, batch)
 
     def _has_choice(self, batch: int) -> bool:
         """Whether the envelope leaves a choice here, and the settings that run are within it."""

@@ -21,6 +21,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Protocol
 
+from pilotfish_engine.contract import reason
 from pilotfish_engine.contract.speculation import PLAIN, CostProfile, Envelope, Settings
 
 MARGIN = 0.01  # speculation must beat plain by more than this share: below it the estimates' noise decides
@@ -93,15 +94,13 @@ class Option:
     settings: Settings
     tokens_per_second: float
 
-    def __str__(self) -> str:
-        return f"{describe(self.settings)} {self.tokens_per_second:.0f} tok/s"
-
 
 @dataclass(frozen=True)
 class Choice:
-    """What to run, beside plain and the (up to) two best of the options not taken, best first.
+    """What to run for `running` requests within `envelope`, beside plain and the (up to) two best of the options not
+    taken, best first.
 
-    speedup: tokens_per_second over plain's; 1.0 when plain was chosen. reason: all of it in one sentence.
+    speedup: tokens_per_second over plain's; 1.0 when plain was chosen.
     """
 
     settings: Settings
@@ -109,14 +108,24 @@ class Choice:
     plain_tokens_per_second: float
     speedup: float
     rejected: tuple[Option, ...]
-    reason: str
+    running: int
+    envelope: Envelope
+
+    @property
+    def reason(self) -> str:
+        """All of it in one of the forms for people."""
+        plain, told = self.plain_tokens_per_second, (self.settings, self.tokens_per_second)
+        if is_disabled(self.envelope, self.running):
+            return reason.disabled(plain, self.running, self.envelope)
+        if self.envelope.tuning == "Fixed" and self.envelope.disable_threshold != "Auto" and self.settings != PLAIN:
+            return reason.fixed(told, self.running, plain, self.envelope)
+        other = next(((option.settings, option.tokens_per_second) for option in self.rejected), None)
+        return reason.chose(told, self.running, plain, other, self.envelope)
 
 
-def describe(settings: Settings) -> str:
-    """`plain`, or the three numbers in the field's names."""
-    if settings.num_steps == 0:
-        return "plain"
-    return f"num_steps {settings.num_steps} topk {settings.topk} num_draft_tokens {settings.num_draft_tokens}"
+def is_disabled(envelope: Envelope, batch: int) -> bool:
+    """Returns whether so many running requests reach the envelope's threshold, if it has a number."""
+    return envelope.disable_threshold != "Auto" and batch >= envelope.disable_threshold
 
 
 def plain_step_ms(profile: CostProfile | Costs, batch: int, context_tokens: int) -> float:
@@ -193,23 +202,16 @@ def best(
     if batch < 1:
         raise ValueError(f"batch is {batch}; a step has at least 1 request")
     plain = Option(PLAIN, plain_rate(profile, batch, context_tokens))
-    threshold = envelope.disable_threshold
-    disabled = threshold != "Auto" and batch >= threshold
+    disabled = is_disabled(envelope, batch)
     options = [] if disabled else _ranked(profile, acceptance, batch, context_tokens, envelope)
-    forced = envelope.tuning == "Fixed" and threshold != "Auto"
+    forced = envelope.tuning == "Fixed" and envelope.disable_threshold != "Auto"
     wins = bool(options) and (forced or options[0].tokens_per_second > plain.tokens_per_second * (1 + margin))
     chosen = options.pop(0) if wins else plain
     rejected = sorted([*options[:2], *([plain] if wins else [])], key=lambda option: -option.tokens_per_second)[:2]
     speedup = chosen.tokens_per_second / plain.tokens_per_second
-    if disabled:
-        why = f"disable_threshold {threshold} reached"
-    elif wins:
-        why = f"{speedup:.2f} × plain at {1 + expected_yield(acceptance, chosen.settings):.2f} tokens a step"
-    else:
-        why = "nothing allowed beats it" if options else "no speculative setting is allowed"
-    others = "; ".join(str(option) for option in rejected)
-    reason = f"{chosen} with {batch} running ({why})" + (f", before {others}" if others else "")
-    return Choice(chosen.settings, chosen.tokens_per_second, plain.tokens_per_second, speedup, tuple(rejected), reason)
+    return Choice(
+        chosen.settings, chosen.tokens_per_second, plain.tokens_per_second, speedup, tuple(rejected), batch, envelope
+    )
 
 
 def disable_threshold(
