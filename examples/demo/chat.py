@@ -30,7 +30,7 @@ ANSWER_TOKENS = 96
 
 def ask(url: str, model: str, question: str, max_tokens: int = 160) -> str:
     """Streams the answer to the screen and returns it."""
-    client = openai.OpenAI(base_url=url, api_key="not-needed", max_retries=0, timeout=60)
+    client = openai.OpenAI(base_url=url, api_key="not-needed", max_retries=0, timeout=600)
     started, first, text = time.monotonic(), 0.0, ""
     with client.chat.completions.create(
         model=model, messages=[{"role": "user", "content": question}], max_tokens=max_tokens, temperature=0,
@@ -67,7 +67,7 @@ class Load:
 
     async def __aenter__(self) -> Load:
         turn = itertools.count()
-        self._client = openai.AsyncOpenAI(base_url="http://127.0.0.1", api_key="not-needed", max_retries=0, timeout=120)
+        self._client = openai.AsyncOpenAI(base_url="http://127.0.0.1", api_key="not-needed", max_retries=0, timeout=600)
         self._tasks = [asyncio.create_task(self._user(turn)) for _ in range(self.users)]
         return self
 

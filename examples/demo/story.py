@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from examples.demo import chat, screen
+from examples.demo.record import Record, course, part, words
 from examples.demo.world import DemoError, World
 
 CHART, EXAMPLE = "charts/pilotfish", "examples/smollm2.yaml"
@@ -20,6 +21,7 @@ MODEL = "smollm2"
 RELEASE, NAMESPACE = "pilotfish", "pilotfish-system"
 USERS = 24
 PERIOD = 1.0
+PATIENCE = 900.0  # seconds for each thing that is waited for: other work on the machine may slow all of it
 # Most of the answer stands in the question, so it is easy to guess.
 QUESTION = """Correct the spelling mistakes in this text and repeat it:
 
@@ -34,7 +36,8 @@ def install(world: World) -> None:
     world.touched = True
     extra = shlex.split(os.environ.get("HELM_ARGS", ""))
     world.run("helm", "upgrade", "--install", RELEASE, CHART, "-n", NAMESPACE, "--create-namespace", *extra)
-    world.run("kubectl", "-n", NAMESPACE, "rollout", "status", f"deployment/{RELEASE}", "--timeout=120s", timeout=130)
+    rollout = ("rollout", "status", f"deployment/{RELEASE}", f"--timeout={PATIENCE:.0f}s")
+    world.run("kubectl", "-n", NAMESPACE, *rollout, timeout=PATIENCE + 10)
     screen.note("the operator runs, itself as a pod")
 
 
@@ -58,7 +61,7 @@ def serve(world: World) -> None:
                 screen.note(text)
         return holds(model, "Ready")
 
-    asyncio.run(wait(world, ready, 240, "READY"))
+    asyncio.run(wait(world, ready, PATIENCE, "READY"))
 
 
 def question(world: World) -> None:
@@ -67,37 +70,42 @@ def question(world: World) -> None:
     screen.say(f"> {QUESTION}")
     if not chat.ask(world.url(pod), MODEL, QUESTION).strip():
         raise DemoError("the answer was empty")
-    asyncio.run(wait(world, lambda model: "acceptLength" in _speculation(model), 30, "a measured acceptance"))
+    asyncio.run(wait(world, lambda model: "acceptLength" in _speculation(model), PATIENCE, "a measured acceptance"))
     world.show("kubectl", "get", "speculativemodels")
 
 
 def load(world: World) -> None:
-    screen.step(f"Load it: {USERS} users at once, until it scales and its settings change")
+    screen.step(f"Load it: {USERS} users at once, until it has scaled and its settings have changed")
     asyncio.run(_load(world))
 
 
 async def _load(world: World) -> None:
-    before = _settings(world.get("speculativemodel", MODEL))
+    told = frozenset(event["metadata"]["uid"] for event in _events(world))
+    record = Record(_status(world.get("speculativemodel", MODEL)), told)
     urls: list[str] = []
-    async with chat.Load(MODEL, USERS, lambda: urls) as load:
+    async with chat.Load(MODEL, USERS, lambda: urls, seconds=PATIENCE) as load:
 
-        def scaled(model: Any) -> bool:
+        def shown(model: Any) -> bool:
             urls[:] = [world.url(pod) for pod in world.pods(MODEL)]
-            status, now = model.get("status", {}), _settings(model)
+            status = _status(model)
+            record.see(status)
+            record.hear(_events(world))
             replicas = f"{status.get('readyReplicas', 0)} of {status.get('replicas', 0)} replicas serve"
+            settings = f"desired: {words(part(status, 'desired'))} · engines run: {words(part(status, 'effective'))}"
             concurrency = status.get("load", {}).get("concurrency", 0)
-            screen.live(f"{replicas} · {_words(now)}", f"concurrency {concurrency} · {load.done} answers")
+            screen.live(f"{replicas} · {settings}", f"concurrency {concurrency} · {load.done} answers")
             if load.failed > 3 * USERS:
                 raise DemoError(f"{load.failed} requests failed; the last one: {load.last_error}")
-            return status.get("readyReplicas") == 2 and now != before
+            return not record.missing and load.done > 0
 
-        await wait(world, scaled, 180, "2 replicas and changed settings")
-        screen.note(f"before: {_words(before)}")
-        screen.note(f"now:    {_words(_settings(world.get('speculativemodel', MODEL)))}")
+        try:
+            await wait(world, shown, PATIENCE, "scaled and tuned")
+        except DemoError as error:
+            raise DemoError(f"{error}; the load has not shown {record.missing or 'an answer'}") from error
+        screen.note(f"replicas that served at most: {record.most_replicas}")
+        screen.note(f"numSteps×topK→numDraftTokens, desired: {course(record.desired)}")
+        screen.note(f"the same as the engines ran them: {course(record.effective)}")
         world.show("kubectl", "get", "speculativemodels")
-        answers = load.done
-    if not answers:
-        raise DemoError(f"no request of the load was answered: {load.last_error}")
 
 
 def explain(world: World) -> None:
@@ -118,7 +126,7 @@ def take_down(world: World) -> None:
         ("helm", "uninstall", RELEASE, "-n", NAMESPACE, "--ignore-not-found", "--wait=false"),
     ):
         try:
-            world.run(*argv, timeout=60)
+            world.run(*argv)
         except DemoError as error:
             screen.note(str(error))
 
@@ -149,14 +157,15 @@ def holds(model: Any, condition: str) -> bool:
     return bool(found.get("status") == "True" and current)
 
 
-def _settings(model: Any) -> dict[str, Any]:
-    """What the operator set for speculation."""
-    return dict(_speculation(model).get("desired", {}))
+def _status(model: Any) -> dict[str, Any]:
+    return dict((model or {}).get("status", {}))
+
+
+def _events(world: World) -> list[Any]:
+    about = f"involvedObject.kind=SpeculativeModel,involvedObject.name={MODEL}"
+    listed = world.get("events", "--field-selector", about)
+    return list((listed or {"items": []})["items"])
 
 
 def _speculation(model: Any) -> dict[str, Any]:
-    return dict(model.get("status", {}).get("speculation", {}))
-
-
-def _words(settings: dict[str, Any]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in sorted(settings.items())) or "no settings yet"
+    return dict(_status(model).get("speculation", {}))

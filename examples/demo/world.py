@@ -35,7 +35,7 @@ class World(ABC):
     touched = False
     environment: Mapping[str, str]
 
-    def run(self, *argv: str, show: bool = True, timeout: float = 180) -> str:
+    def run(self, *argv: str, show: bool = True, timeout: float = 300) -> str:
         """Standard output of kubectl or helm. Raises DemoError with what the command said."""
         if show:
             screen.command(argv)
@@ -50,7 +50,7 @@ class World(ABC):
 
     def get(self, *what: str) -> Any:
         """`kubectl get … -o json`; None when it is not there."""
-        text = self.run("kubectl", "get", *what, "-o", "json", "--ignore-not-found", show=False, timeout=30)
+        text = self.run("kubectl", "get", *what, "-o", "json", "--ignore-not-found", show=False, timeout=120)
         return json.loads(text) if text else None
 
     def pods(self, model: str) -> list[Any]:

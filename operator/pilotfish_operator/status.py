@@ -6,12 +6,14 @@ Says what was measured, and leaves out what is not known. Does no I/O and holds 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from pilotfish_engine.contract.goodput import Choice
 from pilotfish_engine.contract.methods import NO_METHOD
 from pilotfish_engine.contract.reason import count
+from pilotfish_engine.contract.speculation import EngineReport
 from pilotfish_operator.api import Spec
 from pilotfish_operator.objects import Object, Owner
 from pilotfish_operator.observe import Observed
@@ -275,8 +277,18 @@ def _speculation(spec: Spec, observed: Observed, plan: Plan) -> SpeculationStatu
         accept_length=None if length is None else round(length, 2),
         speedup=None if gain is None else round(gain, 2),
         crossover=tuning.crossover,
-        reason=tuning.reason,
+        reason=_newest(tuning.reason, tuning.choice, reports.values()),
     )
+
+
+def _newest(reason: str, choice: Choice | None, reports: Collection[EngineReport]) -> str:
+    """The operator's verdict on the load of a while; where engines, who judge each step, do otherwise, theirs too."""
+    pays = choice is not None and choice.settings.num_steps > 0
+    others = [report for report in reports if report.effective.active != pays]
+    if choice is None or not others:
+        return reason
+    do = "decode plainly" if pays else "speculate"
+    return f"{reason}. Newer than this: {len(others)} of {len(reports)} engines {do} now: {others[0].reason}"
 
 
 def _most(values: Iterable[T]) -> T | None:

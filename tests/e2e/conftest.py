@@ -42,7 +42,7 @@ class Service:
                 return each["status"], each["message"]
         return "", ""
 
-    async def until(self, what: str, done: Callable[[], Any], seconds: float = 90) -> Any:
+    async def until(self, what: str, done: Callable[[], Any], seconds: float = 300) -> Any:
         """The first true value of `done`, asked again and again. Fails with the model's status."""
 
         async def poll() -> Any:
@@ -61,7 +61,7 @@ class Service:
         return done()
 
     def load(self, users: int) -> chat.Load:
-        return chat.Load(self.model, users, lambda: self.urls, seconds=400)
+        return chat.Load(self.model, users, lambda: self.urls, seconds=story.PATIENCE)
 
     def patch(self, patch: dict[str, Any], name: str | None = None) -> None:
         target = ("speculativemodel", name or self.model)
@@ -96,7 +96,7 @@ def service(world: LocalWorld) -> Service:
     world.cluster.kubectl("apply", "-f", "-", input=json.dumps(example))
     service = Service(world)
     try:
-        asyncio.run(story.wait(world, lambda model: story.holds(model, "Ready"), 120, "READY"))
+        asyncio.run(story.wait(world, lambda model: story.holds(model, "Ready"), story.PATIENCE, "READY"))
     except DemoError as error:
         operator = world.run("kubectl", "-n", story.NAMESPACE, "logs", f"deployment/{story.RELEASE}", show=False)
         pytest.fail(f"{error}\noperator:\n{operator[-3000:]}")

@@ -179,6 +179,29 @@ def test_status_of_a_model_that_serves() -> None:
     assert {pod.name for pod in made.push} == {"p0", "p1"}
 
 
+@pytest.mark.parametrize("engines", [(True, True), (True, False), (False, False)])
+def test_where_the_engines_judge_otherwise_the_reason_says_whose_verdict_is_newer(engines: tuple[bool, ...]) -> None:
+    of = spec(replicas=2)
+    made = planned(of, EMPTY)
+    settings = {"num_steps": 3, "topk": 1, "num_draft_tokens": 4, "disable_threshold": None}
+    reports = {
+        f"e{n}": report(effective=settings | {"active": active}, reason=f"e{n} has measured")
+        for n, active in enumerate(engines)
+    }
+    seen = replace(deployed(made, [pod(name, of) for name in reports]), reports=reports)
+    made = planned(of, seen)
+    assert made.decision.tuning.choice is not None
+    pays = made.decision.tuning.choice.settings.num_steps > 0
+    speculation = compose(of, seen, made)["speculation"]
+    others = [f"e{n}" for n, active in enumerate(engines) if active != pays]
+    assert ("Newer than this" in speculation["reason"]) == bool(others)
+    if others:
+        do = "decode plainly" if pays else "speculate"
+        newest = f"{len(others)} of 2 engines {do} now: {others[0]} has measured"
+        assert speculation["reason"].endswith(newest)
+    assert speculation["active"] == any(engines)
+
+
 def test_a_pod_that_cannot_be_read_is_named() -> None:
     of, seen, made = serving(2, unread=1)
     found = compose(of, seen, made)
