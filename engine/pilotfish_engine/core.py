@@ -194,7 +194,13 @@ def _write(file: int, sentence: str) -> None:
 
 def _build(config: EngineConfig, say: Say) -> Core:
     share_cores()
-    # these import torch: after the first heartbeat
+    # after the first heartbeat: these take a while
+    from pilotfish_engine.source import resolve
+    from pilotfish_engine.tokenizer import apart
+
+    for source in (config.model.source, config.speculation.draft):
+        if source is not None:
+            apart.check(resolve(source))
     if config.capacity.tensor_parallel_size > 1:
         from pilotfish_engine import group
 

@@ -19,7 +19,8 @@ from pilotfish_engine.contract.speculation import CostProfile, Envelope
 from pilotfish_engine.contract.worthwhile import worthwhile
 from pilotfish_engine.distributed.collectives import Ranks, check_devices
 from pilotfish_engine.errors import CheckpointError, MethodError, UsageError
-from pilotfish_engine.model.loading import load, read_shape
+from pilotfish_engine.model.checkpoint import open_whole
+from pilotfish_engine.model.loading import load
 from pilotfish_engine.model.parallel import divide
 from pilotfish_engine.model.shape import ModelShape
 from pilotfish_engine.reservation import SLACK, Reservation
@@ -70,7 +71,7 @@ def assemble(
     """Loads the models and measures the cost profile unless it is given. Raises UsageError, if it can before weights.
     join: called when metadata says that it can work, makes this process one of the ranks that share the target."""
     path = resolve(config.model.source)
-    shape = read_shape(path)
+    shape = open_whole(path).shape
     method, models, draft_limits = _method(config, path, shape)
     device, ranks = _place(path, shape, config.capacity.tensor_parallel_size, join)
     dtype = resolve_dtype(config.model.dtype, device)

@@ -9,14 +9,27 @@
     └── RequestError           what a client sent cannot be served: a 4xx with the field's name
         └── EnvelopeError      a speculation setting out of the method's range
 
-Each message names the thing, the value and what would work.
+Each message names the thing, the value and what would work. Values come from strangers: `sentence` keeps them from
+being more than a part of one.
 """
 
 from __future__ import annotations
 
+LONGEST = 1500  # characters of a message: a value or a name in it can be as long as the file that it stood in
+
+
+def sentence(text: str) -> str:
+    """Makes one line of printable text: line ends and controls are escaped, what is too long loses its middle."""
+    if len(text) > LONGEST:
+        text = f"{text[: LONGEST * 2 // 3]} … {text[-LONGEST // 3 :]}"
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
 
 class PilotfishError(Exception):
-    pass
+    def __init__(self, message: str) -> None:
+        super().__init__(sentence(message))
 
 
 class UsageError(PilotfishError):

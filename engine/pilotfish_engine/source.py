@@ -9,6 +9,7 @@ import importlib.util
 from pathlib import Path
 
 from pilotfish_engine.errors import CheckpointError
+from pilotfish_engine.files import check_regular
 
 PVC_ROOT = Path("/mnt/models")  # pvc://CLAIM/PATH is PVC_ROOT/CLAIM/PATH: the operator mounts the claim there
 FORMS = "a folder, a .gguf file, or hf://OWNER/REPO, pvc://CLAIM/PATH, file:///PATH, package://MODULE/PATH"
@@ -22,11 +23,12 @@ def resolve(source: str) -> Path:
     CheckpointError with one sentence when nothing is there, or something else.
     """
     path = _locate(source)
-    if not path.exists():
-        raise CheckpointError(f"model {source!r}: {path} does not exist; give {FORMS}")
-    if path.is_dir():
-        return _checked_folder(source, path)
     try:
+        if not path.exists():
+            raise CheckpointError(f"model {source!r}: {path} does not exist; give {FORMS}")
+        if path.is_dir():
+            return _checked_folder(source, path)
+        check_regular(path)
         with path.open("rb") as file:
             magic = file.read(4)
     except OSError as error:

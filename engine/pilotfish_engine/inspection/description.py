@@ -14,11 +14,12 @@ from pilotfish_engine.errors import CheckpointError, UsageError
 from pilotfish_engine.inspection import verdicts
 from pilotfish_engine.inspection.verdicts import Fit, Offers
 from pilotfish_engine.model.checkpoint import check_tensors, open_checkpoint
+from pilotfish_engine.model.config_json import MOST, MOST_OF, architecture_of
 from pilotfish_engine.model.families import draft_shape_from_config
 from pilotfish_engine.model.safetensors_checkpoint import SafetensorsFolder
 from pilotfish_engine.model.shape import ModelShape, RopeShape
 from pilotfish_engine.source import resolve
-from pilotfish_engine.tokenizer import load
+from pilotfish_engine.tokenizer import apart, load
 
 WIDTHS = {"bfloat16": 2, "float32": 4}  # bytes
 ATTENTION = ".self_attn."
@@ -84,6 +85,9 @@ def describe(config: EngineConfig, target: str | None = None) -> Description:
     try:
         checkpoint = open_checkpoint(path)
         check_tensors(checkpoint)
+        apart.check(path)
+    except apart.UnsafeTokenizer:
+        raise
     except CheckpointError as error:
         return _draft(config, path, beside, error)
     shape = checkpoint.shape
@@ -105,6 +109,7 @@ def _open_target(source: str) -> tuple[Path, ModelShape]:
     path = resolve(source)
     checkpoint = open_checkpoint(path)
     check_tensors(checkpoint)
+    apart.check(path)
     return path, checkpoint.shape
 
 
@@ -121,6 +126,7 @@ def _draft(
         own = draft_shape_from_config(folder.config, str(folder.config_file))
         shapes.append(own)
     shapes.append(_unknown_target(fields))
+    apart.check(path)
     method = verdicts.draft_method(path, shapes)
     if method is None:
         raise no_model
@@ -128,7 +134,7 @@ def _draft(
     return _description(
         config,
         path,
-        family=str(folder.config.get("speculators_model_type") or (folder.config.get("architectures") or ["?"])[0]),
+        family=str(folder.config.get("speculators_model_type") or architecture_of(folder.config, str(path))),
         sizes=_sizes_of_draft(fields, layers, own),
         parameters=sum(map(prod, folder.tensor_shapes.values())),
         stored_as=folder.stored_as,
@@ -213,12 +219,12 @@ def _sizes_of_draft(fields: Mapping[str, Any], layers: int, own: ModelShape | No
     return Sizes(
         layers=layers,
         hidden_size=hidden,
-        intermediate_size=fields.get("intermediate_size"),
+        intermediate_size=_number(fields, "intermediate_size", 0) or None,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         vocab_size=_number(fields, "vocab_size", 0),
-        context=fields.get("max_position_embeddings"),
+        context=_number(fields, "max_position_embeddings", 0) or None,
         tied=bool(fields.get("tie_word_embeddings", False)),
         kv_elements=2 * layers * kv_heads * head_dim,
     )
@@ -232,7 +238,7 @@ def _fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _number(fields: Mapping[str, Any], key: str, default: int) -> int:
     value = fields.get(key)
-    return value if type(value) is int and value > 0 else default
+    return value if type(value) is int and 0 < value <= MOST_OF.get(key, MOST) else default
 
 
 def _unknown_target(fields: Mapping[str, Any]) -> ModelShape:
@@ -254,7 +260,8 @@ def _unknown_target(fields: Mapping[str, Any]) -> ModelShape:
 
 
 def _stored_bytes(path: Path) -> int:
-    return sum(file.stat().st_size for file in ([path] if path.is_file() else path.glob("*.safetensors")))
+    files = [path] if path.is_file() else path.glob("*.safetensors")
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _tokenizer(path: Path) -> str:

@@ -5,7 +5,7 @@ Names are Hugging Face's. Nothing is filled in: a missing, extra or misshaped te
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -55,27 +55,32 @@ def open_checkpoint(path: Path) -> Checkpoint:
 def check_tensors(checkpoint: Checkpoint) -> None:
     """Raises CheckpointError unless the files hold exactly the tensors of the shape that their config claims."""
     shape = checkpoint.shape
-    check_tensor_shapes(checkpoint.path, checkpoint.tensor_shapes, dict(shape.tensor_shapes()), shape.architecture)
+    check_tensor_shapes(checkpoint.path, checkpoint.tensor_shapes, shape.tensor_shapes(), shape.architecture)
 
 
 def check_tensor_shapes(
-    path: Path, found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], architecture: str
+    path: Path,
+    found: Mapping[str, tuple[int, ...]],
+    expected: Mapping[str, tuple[int, ...]] | Iterable[tuple[str, tuple[int, ...]]],
+    architecture: str,
 ) -> None:
     """Raises CheckpointError unless `found` is `expected`, naming the first tensor that is missing, misshaped or
-    extra."""
-    for name, shape in expected.items():
+    extra. What a config asks for, however much, is asked for one by one: the first that the files lack ends it."""
+    known = set()
+    for name, shape in expected.items() if isinstance(expected, Mapping) else expected:
         if name not in found:
             raise CheckpointError(
                 f"{path}: tensor {name} is missing; its config asks for shape {list(shape)}, "
-                f"and the files hold {len(found)} of {len(expected)} tensors; a complete checkpoint would work"
+                f"and the files hold {len(found)} tensors; a complete checkpoint would work"
             )
+        known.add(name)
         if found[name] != shape:
             raise CheckpointError(
                 f"{path}: tensor {name} has shape {list(found[name])}, but its config asks for "
                 f"{list(shape)}; files and config of the same model would work"
             )
     for name in found:
-        if name not in expected:
+        if name not in known:
             raise CheckpointError(
                 f"{path}: tensor {name} of shape {list(found[name])} is none that "
                 f"{architecture} has; a checkpoint without it would work"

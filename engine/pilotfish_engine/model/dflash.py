@@ -29,9 +29,11 @@ from torch import Tensor
 
 from pilotfish_engine import kernels
 from pilotfish_engine.errors import CheckpointError
+from pilotfish_engine.files import as_they_should_be
 from pilotfish_engine.model import assembly
 from pilotfish_engine.model.attention import GroupedQueryAttention
 from pilotfish_engine.model.checkpoint import check_tensor_shapes
+from pilotfish_engine.model.config_json import architecture_of
 from pilotfish_engine.model.decoder import Decoder
 from pilotfish_engine.model.families import draft_shape_from_config
 from pilotfish_engine.model.inputs import KVCache
@@ -101,13 +103,17 @@ def is_of_family(config: Mapping[str, Any]) -> bool:
     return (
         "dflash_config" in config
         or config.get("speculators_model_type") in SPECULATORS
-        or any(name in ARCHITECTURES for name in config.get("architectures") or ())
+        or architecture_of(config, "config.json") in ARCHITECTURES
     )
 
 
 def read_shape(folder: SafetensorsFolder) -> DFlashShape:
     """Raises CheckpointError on what cannot run."""
-    config, where = folder.config, str(folder.config_file)
+    with as_they_should_be(folder.config_file):
+        return _read_shape(folder.config, str(folder.config_file))
+
+
+def _read_shape(config: Mapping[str, Any], where: str) -> DFlashShape:
     own: Mapping[str, Any] = {**config, **(config.get("dflash_config") or {})}
     for key, nothing in ADDITIONS.items():
         if own.get(key) not in (None, nothing):

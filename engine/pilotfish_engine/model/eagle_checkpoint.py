@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pilotfish_engine.errors import CheckpointError
 from pilotfish_engine.model.checkpoint import check_tensor_shapes
+from pilotfish_engine.model.config_json import architecture_of
 from pilotfish_engine.model.eagle_shape import METHODS, HeadShape, Method, canonical, head_shape, method_of
 from pilotfish_engine.model.safetensors_checkpoint import SafetensorsFolder
 
@@ -66,8 +67,7 @@ class HeadCheckpoint:
     def kind(self) -> str:
         """What the config says that it is."""
         config = self._folder.config
-        named = config.get("speculators_model_type") or (config.get("architectures") or ["no architecture"])[0]
-        return f"of {named}"
+        return f"of {config.get('speculators_model_type') or architecture_of(config, self.where)}"
 
     @cached_property
     def shape(self) -> HeadShape:

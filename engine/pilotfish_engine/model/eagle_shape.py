@@ -13,6 +13,8 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from pilotfish_engine.errors import CheckpointError
+from pilotfish_engine.files import as_they_should_be
+from pilotfish_engine.model.config_json import Config, architecture_of
 from pilotfish_engine.model.families import draft_shape_from_config
 from pilotfish_engine.model.shape import ModelShape
 
@@ -183,6 +185,11 @@ def method_of(config: Mapping[str, Any], tensors: Shapes) -> Method | None:
 def head_shape(method: Method, config: Mapping[str, Any], tensors: Shapes, one_layer: bool, where: str) -> HeadShape:
     """The head that a config.json describes beside tensors of canonical names. one_layer: the checkpoint's format has
     one layer, whatever its config says. Raises CheckpointError on what cannot run."""
+    with as_they_should_be(where):
+        return _head_shape(method, config, tensors, one_layer, where)
+
+
+def _head_shape(method: Method, config: Mapping[str, Any], tensors: Shapes, one_layer: bool, where: str) -> HeadShape:
     fields = _flat(config, where)
     for key, plain in FIXED.items():
         if (fields.get(key) or plain) != plain:
@@ -197,11 +204,11 @@ def head_shape(method: Method, config: Mapping[str, Any], tensors: Shapes, one_l
         own_embed="embed_tokens.weight" in tensors,
         lm_head="own" if "lm_head.weight" in tensors else "target",
         fc_bias="fc.bias" in tensors,
-        verifier=tuple(verifier.get("architectures") or ()),
+        verifier=tuple(Config(verifier, where).texts("architectures")),
     )
     if method == "EAGLE":
         named = fields.get("fusion_bias", fields.get("bias"))
-        truncated = fields.get("truncated_vocab_size") or block.vocab_size
+        truncated = Config(fields, where).positive("truncated_vocab_size", block.vocab_size)
         if truncated != block.vocab_size:
             raise CheckpointError(
                 f"{where}: truncated_vocab_size is {truncated} and vocab_size {block.vocab_size}; equal ones would work"
@@ -214,7 +221,7 @@ def _with_vocabulary(shape: HeadShape, fields: Mapping[str, Any], tensors: Shape
     vocab_size = shape.block.vocab_size
     named = fields.get("draft_vocab_size")
     size = vocab_size if named is None else named
-    if not isinstance(size, int) or not 0 < size <= vocab_size:
+    if type(size) is not int or not 0 < size <= vocab_size:
         raise CheckpointError(
             f"{where}: draft_vocab_size is {size!r} and vocab_size {vocab_size}; from 1 to {vocab_size} would work"
         )
@@ -232,7 +239,8 @@ def _with_fusion(shape: HeadShape, fields: Mapping[str, Any], tensors: Shapes, w
         raise CheckpointError(
             f"{where}: no norm_before_residual, whose default differs between readers; true or false would work"
         )
-    hidden, width = shape.block.hidden_size, fields.get("target_hidden_size") or shape.block.hidden_size
+    hidden = shape.block.hidden_size
+    width = Config(fields, where).positive("target_hidden_size", hidden)
     num_aux, ids, named = _aux(fields, where)
     fc = tensors.get("fc.weight", ())
     if len(fc) == 2 and fc[1] % width == 0 and fc[1] // width != num_aux:
@@ -282,7 +290,7 @@ def _aux(fields: Mapping[str, Any], where: str) -> tuple[int, tuple[int, ...] | 
 def _block(fields: Mapping[str, Any], tensors: Shapes, one_layer: bool, where: str) -> ModelShape:
     """The head's own layers, as a causal LM of their family would have them."""
     kind = fields.get("model_type", "llama")
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         raise CheckpointError(
             f"{where}: layers of model_type {kind!r} are not supported in a head; {', '.join(FAMILIES)} would work"
         )
@@ -320,4 +328,4 @@ def _flat(config: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
-    return str((config.get("architectures") or [""])[0])
+    return architecture_of(config, "config.json")

@@ -10,7 +10,15 @@ from dataclasses import replace
 from typing import Any
 
 from pilotfish_engine.errors import CheckpointError
-from pilotfish_engine.model.config_json import Config, read_rope, read_window, yarn_temperature
+from pilotfish_engine.files import as_they_should_be
+from pilotfish_engine.model.config_json import (
+    MOST_OF,
+    Config,
+    architecture_of,
+    read_rope,
+    read_window,
+    yarn_temperature,
+)
 from pilotfish_engine.model.fp8 import read_block
 from pilotfish_engine.model.shape import LatentShape, ModelShape, MoEShape, RoutingShape, WindowShape, check_heads
 
@@ -43,19 +51,20 @@ def draft_shape_from_config(config: Mapping[str, Any], where: str) -> ModelShape
 
 def shape_from_config(config: Mapping[str, Any], where: str) -> ModelShape:
     """The shape that a config.json describes; `where` names it in errors. Raises CheckpointError on what cannot run."""
-    architecture = str((config.get("architectures") or ["none"])[0])
+    architecture = architecture_of(config, where)
     if architecture not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         raise CheckpointError(f"{where}: architecture {architecture} is not supported; supported are {known}")
     if architecture.startswith("Gemma3"):
-        config = _gemma3_values(config)
+        config = _gemma3_values(Config(config, where))
     read = Config(config, where)
-    read_block(config, where)
+    with as_they_should_be(where):
+        read_block(config, where)
     read.only("hidden_act", "silu")
     read.only("mlp_bias", False)
     hidden, heads = read.positive("hidden_size"), read.positive("num_attention_heads")
     max_positions = read.positive("max_position_embeddings")
-    head_dim = read.positive("head_dim", hidden // heads)
+    head_dim = read.positive("head_dim", max(1, hidden // heads))
     rope = read_rope(read, head_dim, max_positions, PARTIAL_ROTATION.get(architecture))
     if rope.scaling == "yarn":  # some configs name the stretched length here, some the one before
         max_positions = max(max_positions, int(rope.original_max_positions * rope.factor))
@@ -68,24 +77,17 @@ def shape_from_config(config: Mapping[str, Any], where: str) -> ModelShape:
         head_dim=head_dim,
         intermediate_size=read.positive("intermediate_size"),
         vocab_size=read.positive("vocab_size"),
-        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=read.number("rms_norm_eps", 1e-6, most=1.0),
         rope=rope,
         max_position_embeddings=max_positions,
-        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-        bos_token_id=config.get("bos_token_id"),
-        eos_token_ids=token_ids(config.get("eos_token_id")),
+        tie_word_embeddings=read.flag("tie_word_embeddings", False),
+        bos_token_id=next(iter(read.token_ids("bos_token_id")), None),
+        eos_token_ids=read.token_ids("eos_token_id"),
     )
     shape = FAMILIES[architecture](read, shape)
     check_heads(shape, where)
     _check_layers(read, shape)
     return shape
-
-
-def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
-    """A config's token id field, which may be one, several or none."""
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (value,)
 
 
 def _llama(config: Config, shape: ModelShape) -> ModelShape:
@@ -104,7 +106,7 @@ def _gemma3(config: Config, shape: ModelShape) -> ModelShape:
     config.only("final_logit_softcapping", None)
     config.only("use_bidirectional_attention", False)
     local = Config({"rope_parameters": config.values["local_rope"]}, config.where)
-    layers = [index for index, kind in enumerate(config.values["layer_types"]) if kind == "sliding_attention"]
+    layers = [index for index, kind in enumerate(config.texts("layer_types")) if kind == "sliding_attention"]
     shape = replace(
         _llama(config, shape),
         qk_norm=True,
@@ -133,24 +135,25 @@ def _gemma3_with_images(config: Config, shape: ModelShape) -> ModelShape:
     )
 
 
-def _gemma3_values(config: Mapping[str, Any]) -> dict[str, Any]:
+def _gemma3_values(config: Config) -> dict[str, Any]:
     """A Gemma-3 config on one level, with every value that the family has where a config is silent: `rope_parameters`
     of the layers that see everything, `local_rope` of the others."""
-    text = {key: value for key, value in (config.get("text_config") or {}).items() if value is not None}
-    values = {**GEMMA3_DEFAULTS, **config, **text, "architectures": config["architectures"]}
-    ropes = values.get("rope_parameters") or {}
-    whole = {"rope_theta": values.get("rope_theta") or 1e6, **(values.get("rope_scaling") or {})}
-    local = {"rope_theta": values.get("rope_local_base_freq") or 1e4}
-    pattern = values["sliding_window_pattern"]
+    text = {key: value for key, value in config.inner("text_config").items() if value is not None}
+    values = {**GEMMA3_DEFAULTS, **config.values, **text, "architectures": config.values["architectures"]}
+    read = Config(values, config.where)
+    ropes = Config(read.inner("rope_parameters"), config.where)
+    whole = {"rope_theta": read.number("rope_theta", 1e6), **read.inner("rope_scaling")}
+    local = {"rope_theta": read.number("rope_local_base_freq", 1e4)}
+    pattern = read.positive("sliding_window_pattern")
     kinds = [
         "sliding_attention" if (index + 1) % pattern else "full_attention"
-        for index in range(values.get("num_hidden_layers") or 0)
+        for index in range(read.positive("num_hidden_layers"))
     ]
     return {
         **values,
-        "rope_parameters": whole | (ropes.get("full_attention") or {}),
-        "local_rope": local | (ropes.get("sliding_attention") or {}),
-        "layer_types": values.get("layer_types") or kinds,
+        "rope_parameters": whole | ropes.inner("full_attention"),
+        "local_rope": local | ropes.inner("sliding_attention"),
+        "layer_types": read.texts("layer_types") or kinds,
     }
 
 
@@ -160,9 +163,9 @@ def _qwen2(config: Config, shape: ModelShape) -> ModelShape:
 
 def _qwen_windows(config: Config, shape: ModelShape) -> ModelShape:
     """The last layers have the window, if any, but where the config names those that have."""
-    kinds = config.values.get("layer_types")
-    if kinds is None:
-        layers = range(config.values.get("max_window_layers", 28), shape.num_layers)
+    kinds = config.texts("layer_types")
+    if not kinds:
+        layers = range(config.whole("max_window_layers", 28), shape.num_layers)
         return _windowed(shape, read_window(config, used=False), layers)
     named = [index for index, kind in enumerate(kinds) if kind == "sliding_attention"]
     return _windowed(shape, read_window(config, used=False), named)
@@ -207,7 +210,7 @@ def _qwen_experts(config: Config) -> MoEShape:
         _checked(routing, config.where),
         expert_size=config.positive("moe_intermediate_size"),
         step=config.positive("decoder_sparse_step", 1),
-        dense_layers=frozenset(config.values.get("mlp_only_layers") or ()),
+        dense_layers=frozenset(config.numbers("mlp_only_layers")),
     )
 
 
@@ -238,7 +241,7 @@ def _deepseek_v2(config: Config, shape: ModelShape) -> ModelShape:
         num_groups=config.positive("n_group") if grouped else 1,
         topk_groups=config.positive("topk_group") if grouped else 1,
         normalised=False,
-        scaling=float(config.values.get("routed_scaling_factor", 1.0)),
+        scaling=config.number("routed_scaling_factor", 1.0, most=1e6),
     )
     return replace(_latent(config, shape, interleaved=True), moe=_deepseek_experts(config, routing))
 
@@ -269,19 +272,19 @@ def _sigmoid_experts(config: Config) -> MoEShape:
         num_groups=config.positive("n_group", 1),
         topk_groups=config.positive("topk_group", 1),
         normalised=config.flag("norm_topk_prob", True),
-        scaling=float(config.values.get("routed_scaling_factor", 1.0)),
+        scaling=config.number("routed_scaling_factor", 1.0, most=1e6),
     )
     return _deepseek_experts(config, routing)
 
 
 def _deepseek_experts(config: Config, routing: RoutingShape) -> MoEShape:
     config.only("moe_layer_freq", 1)
-    size, count = config.positive("moe_intermediate_size"), config.values.get("n_shared_experts")
+    size, count = config.positive("moe_intermediate_size"), config.whole("n_shared_experts", 0)
     return MoEShape(
         _checked(routing, config.where),
         expert_size=size,
         shared=("shared_experts", size * count) if count else None,
-        first_layer=config.values.get("first_k_dense_replace") or 0,
+        first_layer=config.whole("first_k_dense_replace", 0),
     )
 
 
@@ -307,7 +310,7 @@ def _checked(routing: RoutingShape, where: str) -> RoutingShape:
 
 def _appended_layers(config: Config, shape: ModelShape) -> tuple[str, ...]:
     """Prefixes of the prediction layers that such checkpoints number behind the model's own."""
-    count = config.values.get("num_nextn_predict_layers") or 0
+    count = min(config.whole("num_nextn_predict_layers", 0), MOST_OF["num_hidden_layers"])
     return tuple(f"model.layers.{shape.num_layers + extra}." for extra in range(count))
 
 
@@ -327,11 +330,11 @@ FAMILIES: Mapping[str, Callable[[Config, ModelShape], ModelShape]] = {
 }
 
 
-def _layer_types(config: Mapping[str, Any], num_layers: int) -> list[str]:
-    kinds = config.get("layer_types")
-    if kinds is not None:
-        return list(kinds)
-    interval = config.get("full_attention_interval") or 1
+def _layer_types(config: Config, num_layers: int) -> list[str]:
+    kinds = config.texts("layer_types")
+    if kinds:
+        return kinds
+    interval = config.positive("full_attention_interval", 1)
     return ["linear_attention" if (index + 1) % interval else "full_attention" for index in range(num_layers)]
 
 
@@ -343,7 +346,7 @@ def _check_layers(config: Config, shape: ModelShape) -> None:
             f"{config.where}: sliding_window {config.values['sliding_window']} in {shape.architecture} is not "
             "supported; use_sliding_window false would work"
         )
-    for index, kind in enumerate(_layer_types(config.values, shape.num_layers)):
+    for index, kind in enumerate(_layer_types(config, shape.num_layers)):
         if kind == "full_attention" or (kind == "sliding_attention" and shape.window_of(index) is not None):
             continue
         raise CheckpointError(

@@ -6,6 +6,7 @@ Q and K are permuted for interleaved rotation, which `read` takes back, and Gemm
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import numpy as np
 import torch
 from torch import Tensor
 
 from pilotfish_engine.errors import CheckpointError
+from pilotfish_engine.files import as_they_should_be
+from pilotfish_engine.gguf_file import GgufTensor, read_head
+from pilotfish_engine.model.config_json import whole
 from pilotfish_engine.model.families import shape_from_config
 from pilotfish_engine.model.shape import ModelShape
 
@@ -35,35 +38,34 @@ ROPE_FACTORS = "rope_freqs.weight"  # what llama3's scaling divides each frequen
 class GgufCheckpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            self._reader = gguf.GGUFReader(path)
-        except (ValueError, KeyError, IndexError, OSError) as error:
-            raise CheckpointError(
-                f"{path}: not a whole GGUF file of {path.stat().st_size} bytes ({error}); "
-                "downloading it again would work"
-            ) from error
-        self._stored: Mapping[str, gguf.ReaderTensor] = {tensor.name: tensor for tensor in self._reader.tensors}
+        self._head = read_head(path)
+        self._stored = self._head.tensors
 
     @cached_property
     def _architecture(self) -> str:
-        architecture = self._reader_field("general.architecture")
-        if architecture not in FAMILIES:
+        architecture = self._head.keys.get("general.architecture")
+        if not isinstance(architecture, str) or architecture not in FAMILIES:
             known = ", ".join(FAMILIES)
             raise CheckpointError(
                 f"{self.path}: architecture {architecture!r} is not supported; one of {known} would work"
             )
-        return str(architecture)
+        return architecture
 
     @cached_property
     def shape(self) -> ModelShape:
-        shape = shape_from_config(self._config(), str(self.path))
+        with as_they_should_be(self.path):
+            config = self._config()
+        shape = shape_from_config(config, str(self.path))
         if ROPE_FACTORS in self._stored:
-            factors = tuple(float(factor) for factor in self._dequantised(self._stored[ROPE_FACTORS]).flatten())
-            if len(factors) != shape.head_dim // 2:
+            stored = self._stored[ROPE_FACTORS]
+            if stored.num_elements != shape.head_dim // 2:
                 raise CheckpointError(
-                    f"{self.path}: tensor {ROPE_FACTORS} has {len(factors)} numbers, and a head of {shape.head_dim} "
-                    f"dimensions turns by {shape.head_dim // 2}; as many would work"
+                    f"{self.path}: tensor {ROPE_FACTORS} has {stored.num_elements} numbers, and a head of "
+                    f"{shape.head_dim} dimensions turns by {shape.head_dim // 2}; as many would work"
                 )
+            factors = tuple(float(factor) for factor in self._dequantised(stored).flatten())
+            if not all(0 < factor < math.inf for factor in factors):
+                raise CheckpointError(f"{self.path}: {ROPE_FACTORS} holds {factors}; positive numbers would work")
             shape = replace(shape, rope=replace(shape.rope, divisors=factors))
         return replace(shape, zero_centred_norms=False)
 
@@ -75,7 +77,7 @@ class GgufCheckpoint:
             raise CheckpointError(f"{self.path}: rotates {rotated} of {head_dim} dimensions a head; all would work")
         layers = self._number("block_count")
         embedding = self._stored.get("token_embd.weight")
-        ends = [self._reader_field(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
+        ends = [self._head.keys.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
         config = {
             "architectures": [FAMILIES[self._architecture]],
             "num_hidden_layers": layers,
@@ -84,13 +86,13 @@ class GgufCheckpoint:
             "num_key_value_heads": self._number("attention.head_count_kv", heads),
             "head_dim": head_dim,
             "intermediate_size": self._number("feed_forward_length"),
-            "vocab_size": self._number("vocab_size", None if embedding is None else int(embedding.shape[1])),
-            "rms_norm_eps": float(self._field("attention.layer_norm_rms_epsilon") or 1e-5),
+            "vocab_size": self._number("vocab_size", None if embedding is None else embedding.shape[0]),
+            "rms_norm_eps": self._field("attention.layer_norm_rms_epsilon") or 1e-5,
             "max_position_embeddings": self._number("context_length"),
-            "rope_theta": float(self._field("rope.freq_base") or 10000.0),
+            "rope_theta": self._field("rope.freq_base") or 10000.0,
             "rope_scaling": self._scaling(),
             "tie_word_embeddings": "output.weight" not in self._stored,
-            "bos_token_id": self._reader_field("tokenizer.ggml.bos_token_id"),
+            "bos_token_id": self._head.keys.get("tokenizer.ggml.bos_token_id"),
             "eos_token_id": list(dict.fromkeys(end for end in ends if end is not None)),
         }
         if self._architecture == "gemma3":
@@ -131,18 +133,18 @@ class GgufCheckpoint:
         return names
 
     @cached_property
-    def _tensors(self) -> Mapping[str, gguf.ReaderTensor]:
+    def _tensors(self) -> Mapping[str, GgufTensor]:
         return {name: self._stored[stored] for stored, name in self._names.items()}
 
     @cached_property
     def tensor_shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return {name: tuple(int(n) for n in reversed(tensor.shape)) for name, tensor in self._tensors.items()}
+        return {name: tensor.shape for name, tensor in self._tensors.items()}
 
     @cached_property
     def stored_as(self) -> Mapping[str, int]:
         counts: Counter[str] = Counter()
         for tensor in self._stored.values():
-            counts[tensor.tensor_type.name] += int(tensor.n_elements)
+            counts[tensor.kind.name] += tensor.num_elements
         return counts
 
     def read(self, name: str) -> Tensor:
@@ -153,30 +155,23 @@ class GgufCheckpoint:
             return _halves_from_interleaved(weight, self.shape.num_kv_heads)
         return weight
 
-    def _dequantised(self, tensor: gguf.ReaderTensor) -> Tensor:
+    def _dequantised(self, tensor: GgufTensor) -> Tensor:
         try:
-            values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+            return torch.from_numpy(self._head.dequantised(tensor))
         except NotImplementedError as error:
             raise CheckpointError(
-                f"{self.path}: tensor {tensor.name} is of type {tensor.tensor_type.name}, which cannot be dequantised; "
+                f"{self.path}: tensor {tensor.name} is of type {tensor.kind.name}, which cannot be dequantised; "
                 "Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, F16, BF16 and F32 would work"
             ) from error
-        return torch.from_numpy(np.array(values, dtype=np.float32))
 
     def _number(self, key: str, default: int | None = None) -> int:
         value = self._field(key)
         value = default if value is None else value
-        if not isinstance(value, int) or value <= 0:
-            raise CheckpointError(f"{self.path}: {self._architecture}.{key} is {value!r}; a positive integer is needed")
-        return value
+        return whole(value, f"{self.path}: {self._architecture}.{key}", 1)
 
     def _field(self, key: str) -> Any:
         """Of the architecture's own metadata."""
-        return self._reader_field(f"{self._architecture}.{key}")
-
-    def _reader_field(self, key: str) -> Any:
-        field = self._reader.get_field(key)
-        return None if field is None else field.contents()
+        return self._head.keys.get(f"{self._architecture}.{key}")
 
 
 def _halves_from_interleaved(weight: Tensor, num_heads: int) -> Tensor:

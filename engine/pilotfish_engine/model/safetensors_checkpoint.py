@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,9 +13,12 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from pilotfish_engine import files
 from pilotfish_engine.errors import CheckpointError
+from pilotfish_engine.files import as_they_should_be
 from pilotfish_engine.model import fp8
-from pilotfish_engine.model.families import shape_from_config, token_ids
+from pilotfish_engine.model.config_json import Config
+from pilotfish_engine.model.families import shape_from_config
 from pilotfish_engine.model.shape import ModelShape
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -29,23 +31,23 @@ class SafetensorsFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config_file = path / "config.json"
-        if not self.config_file.exists():
+        if files.find(path, "config.json") is None:
             raise CheckpointError(f"{path}: no config.json; a folder with config.json and *.safetensors would work")
-        self.config = _read_json(self.config_file)
+        self.config = files.read_json(self.config_file)
 
     @cached_property
     def _block(self) -> tuple[int, int] | None:
-        return fp8.read_block(self.config, str(self.config_file))
+        with as_they_should_be(self.config_file):
+            return fp8.read_block(self.config, str(self.config_file))
 
     @cached_property
     def _files(self) -> Mapping[str, Any]:
         """Tensor name in the files → the open one that holds it."""
-        index_file, single = self.path / INDEX, self.path / SINGLE
-        if index_file.exists():
-            weight_map = _read_json(index_file).get("weight_map")
-            if not isinstance(weight_map, dict):
-                raise CheckpointError(f"{index_file}: no weight_map; an index as transformers writes it would work")
-            handles = {name: _open(self.path / name) for name in sorted(set(weight_map.values()))}
+        if (index := files.find(self.path, INDEX)) is not None:
+            weight_map = files.read_json(index, files.LARGE).get("weight_map")
+            if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+                raise CheckpointError(f"{index}: no weight_map; an index as transformers writes it would work")
+            handles = {name: self._open(name) for name in sorted(set(weight_map.values()))}
             present = {name: set(handle.keys()) for name, handle in handles.items()}
             for tensor, name in weight_map.items():
                 if tensor not in present[name]:
@@ -54,10 +56,23 @@ class SafetensorsFolder:
                         "shards and index of the same checkpoint would work"
                     )
             return {tensor: handle for name, handle in handles.items() for tensor in present[name]}
-        if single.exists():
-            handle = _open(single)
+        if files.find(self.path, SINGLE) is not None:
+            handle = self._open(SINGLE)
             return dict.fromkeys(handle.keys(), handle)
         raise CheckpointError(f"{self.path}: neither {SINGLE} nor {INDEX}; one of them beside config.json would work")
+
+    def _open(self, name: str) -> Any:
+        file = files.find(self.path, name)
+        if file is None:
+            raise CheckpointError(
+                f"{self.path / name}: no such file, though {INDEX} names it; all shards in one folder would work"
+            )
+        try:
+            return safe_open(file, framework="pt")
+        except (SafetensorError, OSError, RuntimeError) as error:  # torch's own, where the file cannot be mapped
+            raise CheckpointError(
+                f"{file}: not a whole safetensors file ({error}); downloading it again would work"
+            ) from error
 
     @cached_property
     def tensor_shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -71,7 +86,7 @@ class SafetensorsFolder:
 
     @cached_property
     def _scales(self) -> Mapping[str, str]:
-        dtypes = {name: file.get_slice(name).get_dtype() for name, file in self._files.items()}
+        dtypes = {name: str(file.get_slice(name).get_dtype()) for name, file in self._files.items()}
         return fp8.find_scales(self._stored_shapes, dtypes, self._block, str(self.path))
 
     @cached_property
@@ -94,8 +109,13 @@ class SafetensorsFolder:
         return tensor
 
     def read_raw(self, name: str) -> Tensor:
-        """A tensor of any dtype."""
-        tensor: Tensor = self._files[name].get_tensor(name)
+        """A tensor of any dtype that torch has."""
+        try:
+            tensor: Tensor = self._files[name].get_tensor(name)
+        except (SafetensorError, RuntimeError, AttributeError, ValueError, TypeError) as error:
+            raise CheckpointError(
+                f"{self.path}: tensor {name} cannot be read ({error}); float32, float16 and bfloat16 would work"
+            ) from error
         return tensor
 
 
@@ -106,9 +126,8 @@ class SafetensorsCheckpoint:
         self.path = path
         self._folder = SafetensorsFolder(path)
         shape = shape_from_config(self._folder.config, str(self._folder.config_file))
-        generation_file = path / "generation_config.json"
-        if generation_file.exists():
-            more = token_ids(_read_json(generation_file).get("eos_token_id"))
+        if (generation := files.find(path, "generation_config.json")) is not None:
+            more = Config(files.read_json(generation), str(generation)).token_ids("eos_token_id")
             shape = replace(shape, eos_token_ids=tuple(dict.fromkeys(shape.eos_token_ids + more)))
         self.shape: ModelShape = shape
 
@@ -138,24 +157,3 @@ class SafetensorsCheckpoint:
 
     def read(self, name: str) -> Tensor:
         return self._folder.read(self._names[name])
-
-
-def _open(file: Path) -> Any:
-    if not file.exists():
-        raise CheckpointError(f"{file}: no such file, though {INDEX} names it; all shards in one folder would work")
-    try:
-        return safe_open(file, framework="pt")
-    except (SafetensorError, OSError, RuntimeError) as error:  # torch's own, where the file cannot be mapped
-        raise CheckpointError(
-            f"{file}: not a whole safetensors file ({error}); downloading it again would work"
-        ) from error
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file}: not readable as JSON ({error}); the model's own file would work") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{file}: holds {type(value).__name__}, not an object; the model's own file would work")
-    return value

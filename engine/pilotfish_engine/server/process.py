@@ -36,6 +36,7 @@ from pilotfish_engine.server.reading import check_names
 from pilotfish_engine.server.service import Service
 from pilotfish_engine.source import resolve
 from pilotfish_engine.tokenizer import load
+from pilotfish_engine.tokenizer.apart import TextProcesses
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -168,7 +169,14 @@ class _Life:
     async def load(self, listener: socket.socket, folder: Path) -> None:
         """The tokenizer, while the model process loads the model."""
         source = self._config.model.source
-        self._service.tokenizer = await _on_thread(lambda: load(resolve(source)))
+        path = await _on_thread(lambda: resolve(source))
+        texts = TextProcesses(path)
+        try:
+            await texts.start()
+            self._service.use(await _on_thread(lambda: load(path)), texts)
+        except BaseException:
+            texts.close()
+            raise
         await self._service.link.connected.wait()
         shutil.rmtree(folder, ignore_errors=True)  # a connected pair needs no file, and none is left whatever is killed
         await self._service.link.loaded.wait()

@@ -5,7 +5,6 @@ Knows nothing about HTTP but that a refusal is an ApiError.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,14 +18,13 @@ from pilotfish_engine.server.generation import check_prompt, too_long
 from pilotfish_engine.server.link import Link
 from pilotfish_engine.server.metrics import Metrics
 from pilotfish_engine.server.reading import Formats, formats_of
-from pilotfish_engine.server.rendering import Renderer
 from pilotfish_engine.server.unserved import OFTEN_IGNORED
 from pilotfish_engine.source import default_name
 from pilotfish_engine.tokenizer import TemplateError, Tokenizer
+from pilotfish_engine.tokenizer.apart import TextError, TextProcesses
 
 READY_SILENCE = 10.0  # seconds without a heartbeat: a long chunk on a CPU takes two or three
 LIVE_SILENCE = 60.0
-_INLINE_CHARACTERS = 4096  # longer texts are encoded on a thread, off the event loop
 
 
 class Service:
@@ -41,13 +39,17 @@ class Service:
         self.tokenizer: Tokenizer | None = None
         self.draining = False
         self._config = config.server
-        self._renderer: Renderer | None = None  # from the first chat on
+        self._texts: TextProcesses | None = None
         self._max_waiting = config.capacity.max_waiting_requests
 
     def close(self) -> None:
         self.link.close()
-        if self._renderer is not None:
-            self._renderer.close()
+        if self._texts is not None:
+            self._texts.close()
+
+    def use(self, tokenizer: Tokenizer, texts: TextProcesses) -> None:
+        """From now on, and closes `texts` in the end."""
+        self.tokenizer, self._texts = tokenizer, texts
 
     def why_not_live(self) -> str | None:
         if self.link.gone is not None:
@@ -135,11 +137,10 @@ class Service:
         tokenizer, _ = self.loaded()
         if tokenizer.chat_template is None:
             raise Invalid(f"the model {self.name!r} has no chat template; /v1/completions would work", "messages")
-        if self._renderer is None:
-            self._renderer = Renderer(tokenizer.chat_template)
+        assert self._texts is not None, "it is there when the tokenizer is"
         shown = [message.for_template() for message in messages]
         try:
-            return await self._renderer.render(shown, [tool.for_template() for tool in tools], variables)
+            return await self._texts.render(shown, [tool.for_template() for tool in tools], variables)
         except TemplateError as error:
             raise Invalid(f"messages: {error}", "messages") from error
 
@@ -154,9 +155,11 @@ class Service:
         tokenizer, _ = self.loaded()
         if len(text) > self.context * tokenizer.longest_piece:  # too long however it is split
             raise too_long(field, f"has {len(text)} characters", self.context, answered=True)
-        if len(text) <= _INLINE_CHARACTERS:
-            return tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        assert self._texts is not None, "it is there when the tokenizer is"
+        try:
+            return await self._texts.encode(text, add_special_tokens=add_special_tokens)
+        except TextError as error:
+            raise Invalid(f"{field}: {error}", field) from error
 
 
 def _fingerprint(config: EngineConfig) -> str:

@@ -69,7 +69,8 @@ def check(models: Models) -> Limits:
             f"{folder.config_file}: {declared[0]} is {declared[1]}, but the files hold {heads.count} of its "
             f"{heads.form.name} MTP heads; files and config of the same model would work"
         )
-    own, copies = dict(models.target_shape.tensor_shapes()), heads.copies()
+    own = {name for name, _ in models.target_shape.tensor_shapes() if name in folder.tensor_shapes}
+    copies = heads.copies()
     found = {name: size for name, size in folder.tensor_shapes.items() if name not in own}
     expected = heads.tensors() | {name: size for name, size in copies.items() if name in found}
     check_tensor_shapes(folder.path, found, expected, f"{heads.form.name} MTP of {models.target_shape.architecture}")

@@ -43,7 +43,7 @@ class ChatTemplate:
     with tools, where the checkpoint has one.
 
     The sandbox keeps a template from everything outside, and its output is bounded; its time and memory are not, but
-    where it is rendered by server.rendering. Compiling evaluates nothing of it."""
+    where it is rendered by tokenizer.apart. Compiling evaluates nothing of it."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], tool_use: str | None = None) -> None:
         self.source = source

@@ -6,7 +6,6 @@ it what `transformers` adds.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
+from pilotfish_engine import files
 from pilotfish_engine.errors import CheckpointError
 from pilotfish_engine.tokenizer.chat import ChatTemplate
 from pilotfish_engine.tokenizer.pieces import UnknownDecoderError, read_pieces
@@ -22,7 +22,9 @@ from pilotfish_engine.tokenizer.templates import chosen_template, folder_templat
 from pilotfish_engine.tokenizer.vocabulary import Tokenizer
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+READ = ("tokenizer.json", "tekken.json", "tokenizer.model")
 _OTHERS = ("tiktoken.model", "qwen.tiktoken", "vocab.json", "spiece.model")
+MOST_HOLES = 1 << 16  # numbers without a token, beside as many as there are tokens
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -31,13 +33,13 @@ def load_folder(path: Path) -> Tokenizer:
     file, backend, named_by_default = _backend(path)
     backend.no_truncation()  # what was set for training
     backend.no_padding()
-    settings = named_by_default | _json(path / "tokenizer_config.json")
+    settings = named_by_default | _json(path, "tokenizer_config.json")
     try:
         named = _add_tokens(backend, path, settings)
-    except (TypeError, ValueError, AttributeError) as error:
+        tokens = _tokens(backend)
+    except (TypeError, LookupError, ValueError, AttributeError, OverflowError) as error:
         raise CheckpointError(f"{path}: its special tokens are malformed ({error}); give whole files") from error
     backend.encode_special_tokens = bool(settings.get("split_special_tokens"))
-    tokens = _tokens(backend)
     special = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
     try:
         pieces = read_pieces(backend.decoder, tokens, special)
@@ -55,20 +57,21 @@ def load_folder(path: Path) -> Tokenizer:
 
 def _backend(path: Path) -> tuple[Path, Backend, dict[str, Any]]:
     """What is read, and the special tokens that tokenizer_config.json need not name."""
-    file = path / "tokenizer.json"
-    if file.is_file():
+    if (file := files.find(path, "tokenizer.json")) is not None:
         try:
-            return file, Backend.from_file(str(file)), {}
+            return file, Backend.from_str(files.read_text(file, files.LARGE)), {}
+        except CheckpointError:
+            raise
         except Exception as error:  # the library raises no narrower class
             raise CheckpointError(f"{file}: not a tokenizer ({error}); give a folder with a whole one") from error
     for name, read in (("tekken.json", read_tekken), ("tokenizer.model", read_sentencepiece)):
-        if (path / name).is_file():
-            backend = read(path / name)
+        if (other_file := files.find(path, name)) is not None:
+            backend = read(other_file)
             ends = {"bos_token": ("<s>", "<bos>"), "eos_token": ("</s>", "<eos>")}
             known = {
                 key: [text for text in texts if backend.token_to_id(text) is not None] for key, texts in ends.items()
             }
-            return path / name, backend, {key: texts[0] for key, texts in known.items() if texts}
+            return other_file, backend, {key: texts[0] for key, texts in known.items() if texts}
     other = next((name for name in _OTHERS if (path / name).is_file()), None)
     if other is None:
         raise CheckpointError(f"{path}: tokenizer.json is missing; give a folder that has one")
@@ -81,7 +84,10 @@ def _backend(path: Path) -> tuple[Path, Backend, dict[str, Any]]:
 def _tokens(backend: Backend) -> list[str | None]:
     """By id, which may have holes. Added tokens as the decoder gets them, which is as they are after normalizing."""
     ids = backend.get_vocab(with_added_tokens=True)
-    tokens: list[str | None] = [None] * (max(ids.values(), default=-1) + 1)
+    size = max(ids.values(), default=-1) + 1
+    if size > MOST_HOLES + 2 * len(ids):
+        raise ValueError(f"its {len(ids)} tokens have numbers up to {size - 1}")
+    tokens: list[str | None] = [None] * size
     for token, i in ids.items():
         tokens[i] = token
     for i in backend.get_added_tokens_decoder():
@@ -95,11 +101,11 @@ def _add_tokens(backend: Backend, path: Path, settings: Mapping[str, Any]) -> di
     if "added_tokens_decoder" in settings:
         listed = {int(i): _token(token) for i, token in settings["added_tokens_decoder"].items()}
     else:  # older folders
-        settings = {**settings, **_json(path / "special_tokens_map.json")}
+        settings = {**settings, **_json(path, "special_tokens_map.json")}
         named = set(_named(settings).values())
         listed = {
             int(i): AddedToken(text, normalized=text not in named, special=text in named)
-            for text, i in _json(path / "added_tokens.json").items()
+            for text, i in _json(path, "added_tokens.json").items()
         } | backend.get_added_tokens_decoder()
     backend.add_tokens([listed[i] for i in sorted(listed)])
     known = {token.content: token for token in listed.values()}
@@ -135,8 +141,8 @@ def _ends(path: Path, backend: Backend, eos_token: str | None) -> Iterator[int]:
     token_id = None if eos_token is None else backend.token_to_id(eos_token)
     if token_id is not None:
         yield token_id
-    config = _json(path / "config.json")
-    for place in (_json(path / "generation_config.json"), config, config.get("text_config")):
+    config = _json(path, "config.json")
+    for place in (_json(path, "generation_config.json"), config, config.get("text_config")):
         ids = place.get("eos_token_id") if isinstance(place, dict) else None
         yield from (i for i in (ids if isinstance(ids, list) else [ids]) if type(i) is int and i >= 0)
 
@@ -144,17 +150,11 @@ def _ends(path: Path, backend: Backend, eos_token: str | None) -> Iterator[int]:
 def _chat_template(path: Path, settings: Mapping[str, Any], named: Mapping[str, str]) -> ChatTemplate | None:
     try:
         return chosen_template(folder_templates(path, settings.get("chat_template")), named)
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{path}: its chat template cannot be read ({error}); give whole files") from error
 
 
-def _json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{file}: not JSON ({error}); give a folder with whole files") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{file}: not a JSON object; give a folder with whole files")
-    return content
+def _json(path: Path, name: str) -> dict[str, Any]:
+    """Empty where there is no such file."""
+    file = files.find(path, name)
+    return {} if file is None else files.read_json(file)

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, processors
 
 from pilotfish_engine.errors import CheckpointError
-from pilotfish_engine.tokenizer.gguf_metadata import read_metadata
+from pilotfish_engine.gguf_file import read_keys
 from pilotfish_engine.tokenizer.gguf_splits import SPLITS
 from pilotfish_engine.tokenizer.pieces import read_pieces
 from pilotfish_engine.tokenizer.sentencepiece import Kind, found_first, sentencepiece_backend
@@ -42,7 +42,7 @@ class _Defaults:
 
 def load_gguf(path: Path) -> Tokenizer:
     """Raises CheckpointError when the file has no tokenizer, or one of another kind."""
-    metadata = read_metadata(path)
+    metadata = read_keys(path)
     found = {key.removeprefix("tokenizer."): value for key, value in metadata.items() if key.startswith("tokenizer.")}
     try:
         return _build(path, found, str(metadata.get("general.name", "")))

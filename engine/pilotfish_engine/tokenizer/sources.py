@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
+from pilotfish_engine import files
 from pilotfish_engine.errors import CheckpointError
 from pilotfish_engine.tokenizer.pieces import as_alphabet
 from pilotfish_engine.tokenizer.sentencepiece import Kind, found_first, implied_merges, sentencepiece_backend
@@ -21,13 +21,16 @@ _MISTRALS = (
     *("[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]"),
     *("[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]"),
 )
+MOST_SPECIAL = 1 << 16
 _BPE = 2  # trainer_spec.model_type
 
 
 def read_tekken(file: Path) -> Tokenizer:
     """Raises CheckpointError."""
     try:
-        return _tekken(json.loads(file.read_text(encoding="utf-8")))
+        return _tekken(files.read_json(file, files.LARGE))
+    except CheckpointError:
+        raise
     except Exception as error:  # the library raises no narrower class
         raise CheckpointError(f"{file}: not a tekken.json ({error!r}); give a whole one") from error
 
@@ -35,7 +38,7 @@ def read_tekken(file: Path) -> Tokenizer:
 def read_sentencepiece(file: Path) -> Tokenizer:
     """Raises CheckpointError, also for what is no BPE."""
     try:
-        return _sentencepiece(file, file.read_bytes())
+        return _sentencepiece(file, files.read(file, files.LARGE))
     except CheckpointError:
         raise
     except Exception as error:
@@ -46,6 +49,8 @@ def _tekken(content: Any) -> Tokenizer:
     """Special tokens come first, so many as the settings say, and then the others by rank."""
     config = content["config"]
     count = config["default_num_special_tokens"]
+    if type(count) is not int or not 0 <= count <= MOST_SPECIAL:
+        raise ValueError(f"default_num_special_tokens is {count!r}, where 0 to {MOST_SPECIAL} are read")
     names = dict(enumerate(_MISTRALS))
     if content.get("special_tokens"):
         names = {token["rank"]: token["token_str"] for token in content["special_tokens"]}
@@ -117,5 +122,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         byte = data[at]
         value |= (byte & 127) << shift
         at, shift = at + 1, shift + 7
+        if shift > 70:
+            raise ValueError("a number has more than ten bytes")
         if byte < 128:
             return value, at

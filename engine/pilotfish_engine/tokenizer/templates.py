@@ -5,27 +5,30 @@ Where they are looked for, and what comes first, is as in `transformers`; in a G
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pilotfish_engine import files
 from pilotfish_engine.tokenizer.chat import ChatTemplate
 
+LONGEST = 1 << 20  # bytes of a template; the longest published ones have a twentieth
+MOST = 64
 _DEFAULT, _TOOLS = "default", "tool_use"
 
 
 def folder_templates(path: Path, configured: Any) -> dict[str, str]:
     """Files of their own come before what tokenizer_config.json has; a processor's chat_template.json comes last."""
-    files = sorted((path / "additional_chat_templates").glob("*.jinja"))
-    found = {file.stem: file.read_text(encoding="utf-8") for file in files}
-    if (path / "chat_template.jinja").is_file():
-        found[_DEFAULT] = (path / "chat_template.jinja").read_text(encoding="utf-8")
+    more = "additional_chat_templates"
+    names = sorted(file.name for file in (path / more).glob("*.jinja"))[:MOST]
+    found = {name.removesuffix(".jinja"): _text(path, f"{more}/{name}") or "" for name in names}
+    own = _text(path, "chat_template.jinja")
+    if own is not None:
+        found[_DEFAULT] = own
     if found:
         return found
-    processors = path / "chat_template.json"
-    if not configured and processors.is_file():
-        configured = json.loads(processors.read_text(encoding="utf-8")).get("chat_template")
+    if not configured and (processors := files.find(path, "chat_template.json")) is not None:
+        configured = files.read_json(processors).get("chat_template")
     return _by_name(configured)
 
 
@@ -42,6 +45,11 @@ def chosen_template(templates: Mapping[str, str], special_tokens: Mapping[str, s
     """None where neither is there. Raises CheckpointError."""
     default = templates.get(_DEFAULT, templates.get(_TOOLS))
     return None if default is None else ChatTemplate(default, special_tokens, templates.get(_TOOLS))
+
+
+def _text(path: Path, name: str) -> str | None:
+    file = files.find(path, name)
+    return None if file is None else files.read_text(file, LONGEST)
 
 
 def _by_name(configured: Any) -> dict[str, str]:

@@ -44,8 +44,13 @@ class Engine:
         return httpx.get(self.url + path, timeout=20, verify=False)  # no TLS: the trust store takes 30 ms to read
 
     def core_pid(self) -> int:
-        (pid,) = children(self.process.pid)
+        (pid,) = set(children(self.process.pid)) - set(self.text_pids())
         return pid
+
+    def text_pids(self) -> list[int]:
+        """Of those that render templates and encode texts."""
+        commands = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in children(self.process.pid)}
+        return [pid for pid, command in commands.items() if "tokenizer.apart" in command]
 
     def metric(self, name: str) -> float:
         lines = self.get("/metrics").text.splitlines()

@@ -17,7 +17,7 @@ import pytest
 from pilotfish_engine.errors import CheckpointError
 from pilotfish_engine.source import resolve
 from pilotfish_engine.tokenizer import load
-from tests.engine.server.serving import MODEL, NAME, Engine, children, engine
+from tests.engine.server.serving import MODEL, NAME, Engine, engine
 
 # a prompt is repeated without special tokens: so a message's content is the answer, or all that the template sees
 TEMPLATE = """\
@@ -151,8 +151,7 @@ def test_others_are_served_while_a_template_runs_into_its_bound(chats: Engine) -
 
 def test_a_process_for_templates_that_is_killed_is_started_again(chats: Engine) -> None:
     say(chats, "hello")
-    commands = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in children(chats.process.pid)}
-    (renderer,) = [pid for pid, command in commands.items() if "rendering" in command]
+    (renderer,) = chats.text_pids()
     os.kill(renderer, signal.SIGKILL)
     assert say(chats, "hello again").choices[0].message.content == "hello again"
 

@@ -15,7 +15,7 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from pilotfish_engine.server.service import READY_SILENCE
 from tests.engine.server.killing import SLOWER, kill_within_a_stream
-from tests.engine.server.serving import NAME, Engine, alive, children, engine, free_port, wait_until
+from tests.engine.server.serving import NAME, Engine, alive, engine, free_port, wait_until
 from tests.engine.server.small_core import CRASH, Behaviour
 from tests.engine.worker.test_ranks import START_SECONDS, model, served, wait_ready
 
@@ -29,7 +29,6 @@ def test_a_killed_process_leaves_nothing_and_the_next_engine_serves_at_once(empt
         started.url = f"http://127.0.0.1:{port}"
         started.wait_ready()
         victim = started.process.pid if which == "http" else started.core_pid()
-        chat(started)  # starts the process that renders templates
         last = kill_within_a_stream(started, victim)
         if which == "model":
             assert b"the model process ended unexpectedly (killed by SIGKILL)" in last
@@ -42,9 +41,8 @@ def test_a_killed_process_leaves_nothing_and_the_next_engine_serves_at_once(empt
 
 def test_a_killed_renderer_of_templates_is_replaced(empty: Path) -> None:
     with engine(empty) as started:
-        core = started.core_pid()
         said = chat(started)
-        (renderer,) = set(children(started.process.pid)) - {core}
+        (renderer,) = started.text_pids()
         os.kill(renderer, signal.SIGKILL)
         assert chat(started) == said
         assert started.end()[0] == 0

@@ -65,8 +65,8 @@ def test_a_folder_without_a_template_loads_and_refuses_chats(folder: Path) -> No
     ("name", "content", "sentence"),
     [
         ("tokenizer.json", "{", "not a tokenizer"),
-        ("tokenizer_config.json", "[]", "not a JSON object"),
-        ("tokenizer_config.json", "{", "not JSON"),
+        ("tokenizer_config.json", "[]", "holds list, not an object"),
+        ("tokenizer_config.json", "{", "not readable as JSON"),
         ("chat_template.jinja", "{% if %}", "not valid Jinja"),
     ],
 )

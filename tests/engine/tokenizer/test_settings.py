@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from pilotfish_engine.errors import CheckpointError
+from pilotfish_engine.gguf_file import read_keys
 from pilotfish_engine.tokenizer import gguf_tokenizer, load
-from pilotfish_engine.tokenizer.gguf_metadata import read_metadata
 from tests.engine.tokenizer.families import save_folder, save_gguf, texts
 
 Files = Mapping[str, Any]
@@ -150,13 +150,13 @@ def test_a_processors_template_is_used_where_there_is_no_other(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("files", "sentence"),
     [
-        ({"chat_template.json": "{"}, "chat template cannot be read"),
-        ({"chat_template.json": "[]"}, "chat template cannot be read"),
+        ({"chat_template.json": "{"}, "chat_template.json: not readable as JSON"),
+        ({"chat_template.json": "[]"}, "chat_template.json: holds list, not an object"),
         ({"tokenizer_config.json": {"added_tokens_decoder": {"a": {}}}}, "special tokens are malformed"),
         ({"tokenizer_config.json": {"added_tokens_decoder": [1]}}, "special tokens are malformed"),
         ({"tokenizer_config.json": {"additional_special_tokens": 3}}, "special tokens are malformed"),
         ({"added_tokens.json": {"<a>": "x"}}, "special tokens are malformed"),
-        ({"added_tokens.json": "["}, "not JSON"),
+        ({"added_tokens.json": "["}, "added_tokens.json: not readable as JSON"),
     ],
 )
 def test_damaged_settings_are_refused(tmp_path: Path, files: Files, sentence: str) -> None:
@@ -240,7 +240,7 @@ def test_damaged_keys_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: Any, sentence: str
 ) -> None:
     file = save_gguf("llama-2", tmp_path / "m.gguf")
-    damaged = read_metadata(file) | {f"tokenizer.ggml.{key}": value}
-    monkeypatch.setattr(gguf_tokenizer, "read_metadata", lambda _: damaged)
+    damaged = read_keys(file) | {f"tokenizer.ggml.{key}": value}
+    monkeypatch.setattr(gguf_tokenizer, "read_keys", lambda _: damaged)
     with pytest.raises(CheckpointError, match=sentence):
         load(file)

