@@ -13,7 +13,7 @@ from pilotfish_engine.config import EngineConfig
 from pilotfish_engine.errors import CheckpointError, UsageError
 from pilotfish_engine.inspection import verdicts
 from pilotfish_engine.inspection.verdicts import Fit, Offers
-from pilotfish_engine.model.checkpoint import check_tensors, open_checkpoint
+from pilotfish_engine.model.checkpoint import open_whole
 from pilotfish_engine.model.config_json import MOST, MOST_OF, architecture_of
 from pilotfish_engine.model.families import draft_shape_from_config
 from pilotfish_engine.model.safetensors_checkpoint import SafetensorsFolder
@@ -83,8 +83,7 @@ def describe(config: EngineConfig, target: str | None = None) -> Description:
     path = resolve(config.model.source)
     beside = None if target is None else _open_target(target)
     try:
-        checkpoint = open_checkpoint(path)
-        check_tensors(checkpoint)
+        checkpoint = open_whole(path)
         apart.check(path)
     except apart.UnsafeTokenizer:
         raise
@@ -107,8 +106,7 @@ def describe(config: EngineConfig, target: str | None = None) -> Description:
 
 def _open_target(source: str) -> tuple[Path, ModelShape]:
     path = resolve(source)
-    checkpoint = open_checkpoint(path)
-    check_tensors(checkpoint)
+    checkpoint = open_whole(path)
     apart.check(path)
     return path, checkpoint.shape
 

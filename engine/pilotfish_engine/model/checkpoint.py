@@ -52,6 +52,13 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return GgufCheckpoint(path)
 
 
+def open_whole(path: Path) -> Checkpoint:
+    """As open_checkpoint, once the files hold what the config asks for: before that, nothing of its size is made."""
+    checkpoint = open_checkpoint(path)
+    check_tensors(checkpoint)
+    return checkpoint
+
+
 def check_tensors(checkpoint: Checkpoint) -> None:
     """Raises CheckpointError unless the files hold exactly the tensors of the shape that their config claims."""
     shape = checkpoint.shape
