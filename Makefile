@@ -23,14 +23,18 @@ PROJECT := $(VENV)/stamp/project-$(call sum,pyproject.toml $(NATIVE))
 TYPED := engine operator benchmarks charts examples tests
 # A core each for the files of the first; of the others one needs both, the rest have a cluster and find nobody beside it.
 REAL := tests/engine/test_real_model.py
+<<<<<<< HEAD
 BESIDE := tests/contract tests/house tests/clients tests/examples tests/engine --ignore=$(REAL)
+=======
+BESIDE := tests/attack tests/contract tests/house tests/clients tests/engine --ignore=$(REAL)
+>>>>>>> 0b72bfd (Thousands of mutated model files, and lies that no chance would tell, are inspected in a bounded process)
 ALONE := $(REAL) tests/operator tests/chart tests/cluster tests/e2e
 PYTEST := $(PY) -m pytest --durations=10
 POLITE := GOMP_SPINCOUNT=3000 # as a served engine waits: threads that spin beside another process stop each other
 
 say = printf '\n\033[1m== %s\033[0m\n' $(1)
 
-.PHONY: help install sandbox check test clients demo bench crds lock down clean
+.PHONY: help install sandbox check test attack clients demo bench crds lock down clean
 
 help:  ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +74,9 @@ else
 	@$(POLITE) OMP_NUM_THREADS=1 $(PYTEST) -n 2 --dist loadfile $(BESIDE)
 	@$(POLITE) OMP_NUM_THREADS=2 $(PYTEST) $(ALONE)
 endif
+
+attack: install  ## hostile files and clients by the thousand (COUNT=2000 of each format, FORMATS="gguf …")
+	@$(PY) -m tests.attack.model_files .work/attack $(or $(COUNT),2000) $(FORMATS)
 
 clients: install  ## the clients that people use, each in its own environment, against a server (CLIENTS="openai llm")
 	@$(POLITE) $(PY) -m tests.clients $(CLIENTS)

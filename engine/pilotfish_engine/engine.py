@@ -72,7 +72,6 @@ def assemble(
     join: called when metadata says that it can work, makes this process one of the ranks that share the target."""
     path = resolve(config.model.source)
     shape = open_whole(path).shape
-    shape = open_whole(path).shape
     method, models, draft_limits = _method(config, path, shape)
     device, ranks = _place(path, shape, config.capacity.tensor_parallel_size, join)
     dtype = resolve_dtype(config.model.dtype, device)

@@ -24,12 +24,16 @@ def find(folder: Path, name: str) -> Path | None:
     """The file of this name in the folder, None where there is none. Raises CheckpointError on what is no regular
     file, or leads out of the folder."""
     file = folder / name
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise CheckpointError(f"{file}: leads out of {folder}; a file inside of it would work")
     try:
         found = file.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:  # a name with a zero byte, or one longer than any
-        raise CheckpointError(f"{file}: no name of a file ({error}); the model's own files would work") from error
+    except OSError as error:  # a name longer than any
+        raise CheckpointError(f"{file}: no name of a file ({error.strerror}); another one would work") from error
+    except ValueError as error:  # with a zero byte
+        raise CheckpointError(f"{file}: no name of a file ({error}); another one would work") from error
     if stat.S_ISLNK(found.st_mode) or os.sep in name:
         _check_inside(folder, file)
     check_regular(file)

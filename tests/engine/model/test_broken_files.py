@@ -167,14 +167,21 @@ def test_a_broken_folder_of_another_family_is_refused(name: str, tmp_path: Path)
     assert_refused(tmp_path, breaks, message)
 
 
-def write_gguf(file: Path, architecture: str = "llama", skip: str = "", **numbers: Any) -> None:
-    """A random model of one layer."""
+def write_gguf(
+    file: Path,
+    architecture: str = "llama",
+    skip: str = "",
+    also: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
+    **numbers: Any,
+) -> None:
+    """A random model of one layer. also: writes more keys."""
     fields = {"block_count": 1, "embedding_length": 32, "feed_forward_length": 64, "context_length": 64}
     fields |= {"attention.head_count": 2, "attention.head_count_kv": 1, "vocab_size": 40} | numbers
     writer = gguf.GGUFWriter(file, architecture)
     for key, value in fields.items():
         writer.add_uint32(f"{architecture}.{key}", value)
     writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
+    also(writer)
     shapes = {"token_embd": (40, 32), "output_norm": (32,)}
     shapes |= {f"blk.0.{name}": (32,) for name in ("attn_norm", "ffn_norm")}
     shapes |= {"blk.0.attn_q": (32, 32), "blk.0.attn_k": (16, 32), "blk.0.attn_v": (16, 32)}

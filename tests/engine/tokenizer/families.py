@@ -253,10 +253,18 @@ def save_folder(name: str, folder: Path) -> Path:
 
 def save_gguf(name: str, file: Path, **more: Any) -> Path:
     """With what a converter would write; more: further keys behind `tokenizer.`, or none of a kind."""
+    writer = gguf.GGUFWriter(file, {**FAMILIES[name].gguf, **more}.get("arch", "llama"))
+    add_tokenizer(name, writer, **more)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return file
+
+
+def add_tokenizer(name: str, writer: gguf.GGUFWriter, **more: Any) -> None:
     keys = {"model": "gpt2", **FAMILIES[name].gguf, **more}
     made = FAMILIES[name].make()
     tokens, scores, kinds = vocabulary_of(made)
-    writer = gguf.GGUFWriter(file, keys.get("arch", "llama"))
     writer.add_name(keys.get("name", name))
     writer.add_tokenizer_model(keys["model"])
     if "pre" in keys:
@@ -279,10 +287,6 @@ def save_gguf(name: str, file: Path, **more: Any) -> Path:
     for key in ("eos_token_id", "eot_token_id", "eom_token_id"):
         if key in keys:
             writer.add_uint32(f"tokenizer.ggml.{key}", keys[key])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    return file
 
 
 def vocabulary_of(made: Tokenizer) -> tuple[list[str], list[float], list[gguf.TokenType]]:
