@@ -106,7 +106,7 @@ def _serve() -> None:
     from pilotfish_engine.speculation import registry
 
     for method in registry.methods():  # what each of them would import
-        method.load()
+        registry.load(method)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

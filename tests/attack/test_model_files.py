@@ -131,7 +131,10 @@ def test_a_config_whose_values_cannot_be_is_refused(name: str, tmp_path: Path, i
 
 
 def write(name: str, content: str | bytes) -> Callable[[Path], None]:
-    return lambda model: (model / name).write_bytes(content.encode() if isinstance(content, str) else content) and None
+    def change(model: Path) -> None:
+        (model / name).write_bytes(content.encode() if isinstance(content, str) else content)
+
+    return change
 
 
 def link(name: str, to: str) -> Callable[[Path], None]:
