@@ -69,6 +69,7 @@ class ServerConfig:
     allowed_origins: tuple[str, ...] = ()
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
+    pod_uid: str = ""
 
 
 @dataclass(frozen=True)
@@ -219,6 +220,7 @@ OPTIONS = (
     Option("server", "allowed_origins", _origins, "O,O", "origins whose pages may call the API from a browser; *: any"),
     Option("server", "api_key_file", _text, "F", "file with the key that API clients must send"),
     Option("server", "admin_token_file", _text, "F", "file with the token that admin routes want"),
+    Option("server", "pod_uid", _text, "UID", "where this engine runs, as its report says"),
 )
 
 

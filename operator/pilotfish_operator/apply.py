@@ -1,8 +1,10 @@
 """Manifests → server-side apply, one field manager, and only where the live object differs.
 
 An object differs when the fields of the manifest, read from the live object, are no longer what the API server made
-of them at the last apply; so defaulting and canonical quantities cause no writes. An object that has to be written over
-and over for the same manifest has another writer: that is reported, and it is left alone for a while.
+of them at the last apply; so defaulting and canonical quantities cause no writes. Fields that another manager added to
+what is ours are taken out again. An object that has to be written over and over for the same manifest has another
+writer: that is reported, and it is left alone for a while. Each object is independent: one that cannot be written is
+a problem with a sentence, and the others are written all the same.
 """
 
 from __future__ import annotations
@@ -11,15 +13,16 @@ import hashlib
 import json
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from pilotfish_operator import objects
+from pilotfish_operator import objects, ownership
 from pilotfish_operator.cache import Cache, key_of
-from pilotfish_operator.kinds import BY_NAME, MANAGER, SECRETS, Kind
-from pilotfish_operator.kube import Conflict, Forbidden, Invalid, Kube, NotFound
+from pilotfish_operator.kinds import BY_NAME, CLAIMS, SECRETS, Kind
+from pilotfish_operator.kube import Conflict, Forbidden, Invalid, Kube, KubeError, NotFound
 from pilotfish_operator.objects import Object, Owner
+from pilotfish_operator.status import Note
 
 CONTESTED_WRITES, CONTESTED_WINDOW, PAUSE = 5, 60.0, 60.0
 SURELY_FORBIDDEN = 3  # an API server that has just started forbids what it will allow
@@ -44,6 +47,15 @@ class _Written:
     forbidden: int = 0
 
 
+@dataclass
+class Outcome:
+    """What the cluster would not accept, what is to be told, and the failure that another try may mend."""
+
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    failed: KubeError | None = None
+
+
 def projection(live: Any, shape: Any) -> Any:
     """The parts of `live` that `shape` speaks of; named list items are matched by name."""
     if isinstance(shape, dict):
@@ -60,14 +72,29 @@ def projection(live: Any, shape: Any) -> Any:
 
 
 class Applier:
-    def __init__(self, kube: Kube, cache: Cache, leads: Callable[[], bool], clock: Callable[[], float]) -> None:
-        self._kube, self._cache, self._leads, self._clock = kube, cache, leads, clock
+    """`again`: seconds after which an object that was refused is tried again."""
+
+    def __init__(
+        self, kube: Kube, cache: Cache, leads: Callable[[], bool], clock: Callable[[], float], again: float
+    ) -> None:
+        self._kube, self._cache, self._leads, self._clock, self._again = kube, cache, leads, clock, again
         self._written: dict[tuple[Kind, tuple[str, str]], _Written] = {}
 
-    async def apply(self, owner: Owner, manifests: tuple[Object, ...]) -> list[Problem]:
-        """Make them so; what the cluster will not accept. Raises NotLeading, and KubeError where a retry may help."""
-        found = [await self._apply_one(owner, manifest) for manifest in manifests]
-        return [problem for problem in found if problem]
+    async def apply(self, owner: Owner, manifests: tuple[Object, ...], blind: Collection[Kind] = ()) -> Outcome:
+        """Make them so. `blind`: kinds of which nothing can be read. Raises NotLeading."""
+        outcome = Outcome()
+        for manifest in manifests:
+            kind, key = BY_NAME[manifest["kind"]], key_of(manifest)
+            try:
+                problem = await self._apply_one(owner, manifest, outcome.notes, kind in blind)
+            except Conflict as raced:
+                outcome.failed = outcome.failed or raced
+            except KubeError as refusal:
+                outcome.failed = outcome.failed or refusal
+                outcome.problems.append(_refused(kind, key[1], refusal))
+            else:
+                outcome.problems += [problem] if problem else []
+        return outcome
 
     def forget(self, namespace: str, name: str) -> None:
         """The model is gone, and with it its children."""
@@ -75,78 +102,114 @@ class Applier:
             if self._cache.get(kind, key) is None:
                 del self._written[kind, key]
 
-    async def create_token(self, owner: Owner) -> Problem | None:
-        """The admin token's Secret, unless it is there; a token is made once and never written again."""
-        self._check()
+    async def keep_token(self, owner: Owner, there: bool) -> Outcome:
+        """The admin token's Secret: made where it is not there, adopted where it lost its owner, else left alone."""
+        outcome, live = Outcome(), self._cache.get(SECRETS, (owner.namespace, owner.secret))
+        try:
+            if live is not None and there:
+                if not _owned(live, owner):
+                    outcome.problems += await self._adopt(SECRETS, live, owner, outcome.notes)
+                return outcome
+            self._check()
+            outcome.problems += await self._create_token(owner, outcome.notes)
+        except KubeError as refusal:
+            outcome.failed = refusal
+            outcome.problems.append(_refused(SECRETS, owner.secret, refusal))
+        return outcome
+
+    async def _create_token(self, owner: Owner, notes: list[Note]) -> list[Problem]:
         manifest = objects.secret(owner, secrets.token_urlsafe(32))
         try:
             made = await self._kube.create(SECRETS, manifest)
         except Conflict:
             made = await self._kube.get(SECRETS, owner.namespace, owner.secret)
-            if not _owned(made, owner):
-                return _taken(SECRETS, owner.secret)
+            if not _owned(made, owner) and (taken := await self._adopt(SECRETS, made, owner, notes)):
+                return taken
             if not (made.get("data") or {}).get(objects.TOKEN_KEY):
                 made = await self._kube.apply(SECRETS, manifest)
         except (Forbidden, Invalid) as problem:
-            return _refused(SECRETS, owner.secret, problem)
+            return [_refused(SECRETS, owner.secret, problem)]
         self._cache.put(SECRETS, made)
-        return None
+        return []
 
-    async def _apply_one(self, owner: Owner, manifest: Object) -> Problem | None:
+    async def _adopt(self, kind: Kind, live: Object, owner: Owner, notes: list[Note]) -> list[Problem]:
+        """An object that carries our labels and whose owner is gone gets this model as its owner."""
+        if not ownership.is_orphan(live, owner.name):
+            return [_taken(kind, key_of(live)[1])]
+        self._check()
+        body = {"metadata": {"ownerReferences": objects.owner_references(owner)}}
+        self._cache.put(kind, await self._kube.merge(kind, *key_of(live), body))
+        notes.append(Note("Normal", "Adopted", f"{kind.name} {key_of(live)[1]} had lost its owner and is this model's"))
+        return []
+
+    async def _apply_one(self, owner: Owner, manifest: Object, notes: list[Note], blind: bool) -> Problem | None:
         kind, key, now = BY_NAME[manifest["kind"]], key_of(manifest), self._clock()
         written = self._written.setdefault((kind, key), _Written())
         digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-        live = self._cache.get(kind, key)
-        if now < written.paused_until and digest == written.manifest:
+        same = digest == written.manifest
+        if (now < written.paused_until or (blind and written.made is not None)) and same:
             return written.problem
+        live = None if blind else self._cache.get(kind, key)
         if live is None:
             try:
                 live = await self._kube.get(kind, *key)
             except NotFound:
                 live = None
+            except Forbidden:
+                if not blind:
+                    raise
         if live is not None and not _owned(live, owner):
-            return _taken(kind, key[1])
-        drifted = live is not None and digest == written.manifest and written.made is not None
-        if drifted and projection(live, manifest) != written.made:
+            if taken := await self._adopt(kind, live, owner, notes):
+                return taken[0]
+            live = self._cache.get(kind, key)
+        known = live is not None and same and written.made is not None
+        added = ownership.foreign(live) if live is not None and kind is not CLAIMS else ()
+        if known and (added or projection(live, manifest) != written.made):
             live = await self._kube.get(kind, *key)  # the cache may lag, and it does not say who changed it
-            written.other = _last_writer(live)
-        if drifted and projection(live, manifest) == written.made:
+            written.other, added = ownership.last_writer(live), ownership.foreign(live) if kind is not CLAIMS else ()
+        if known and not added and projection(live, manifest) == written.made:
             return written.problem if now < written.paused_until else None
+        return await self._write(kind, manifest, digest, written, notes, known)
+
+    async def _write(
+        self, kind: Kind, manifest: Object, digest: str, written: _Written, notes: list[Note], drifted: bool
+    ) -> Problem | None:
         self._check()
+        key, now = key_of(manifest), self._clock()
         try:
             made = await self._kube.apply(kind, manifest)
+            added = ownership.foreign(made) if kind is not CLAIMS else ()
+            if added:
+                made = await self._kube.patch(kind, *key, ownership.removal(made, added))
         except (Forbidden, Invalid) as problem:
             written.forbidden += isinstance(problem, Forbidden)
             if isinstance(problem, Forbidden) and written.forbidden < SURELY_FORBIDDEN:
                 raise
-            written.manifest, written.made, written.paused_until = digest, None, now + PAUSE
+            written.manifest, written.made, written.paused_until = digest, None, now + self._again
             written.problem = _refused(kind, key[1], problem)
             return written.problem
         self._cache.put(kind, made)
         written.forbidden = 0
         written.manifest, written.made, written.problem = digest, projection(made, manifest), None
-        if drifted:
-            log.info("%s %s/%s had been changed by %s and was put right", kind.name, *key, written.other)
-            written.corrections = [at for at in written.corrections if at > now - CONTESTED_WINDOW] + [now]
-        if drifted and len(written.corrections) >= CONTESTED_WRITES:
+        if not drifted and not added:
+            return None
+        what = f"{added[0].manager} had set {'; '.join(one.text for one in added[:3])}" if added else ""
+        note = f"{kind.name} {key[1]}: {what or f'{written.other} had changed it'}; it was put right"
+        log.info("%s: %s", key[0], note)
+        notes.append(Note("Warning", "DriftCorrected", note))
+        written.corrections = [at for at in written.corrections if at > now - CONTESTED_WINDOW] + [now]
+        if len(written.corrections) >= CONTESTED_WRITES:
             written.paused_until = now + PAUSE
             written.problem = (
                 "Contested",
                 f"{kind.name} {key[1]} was put right {len(written.corrections)} times in {CONTESTED_WINDOW:.0f}s and "
-                f"{written.other} changes it each time: stop that writer",
+                f"{added[0].manager if added else written.other} changes it each time: stop that writer",
             )
         return written.problem
 
     def _check(self) -> None:
         if not self._leads():
             raise NotLeading
-
-
-def _last_writer(live: Object) -> str:
-    """The field manager, other than ours, that wrote last."""
-    entries = [entry for entry in live["metadata"].get("managedFields", ()) if not entry.get("subresource")]
-    others = [(entry.get("time", ""), entry.get("manager", "")) for entry in entries if entry.get("manager") != MANAGER]
-    return max(others)[1] if others else "another writer"
 
 
 def _owned(live: Object, owner: Owner) -> bool:
@@ -157,7 +220,15 @@ def _taken(kind: Kind, name: str) -> Problem:
     return "NameTaken", f"{kind.name} {name} exists and does not belong to this model: rename one of the two"
 
 
-def _refused(kind: Kind, name: str, problem: Forbidden | Invalid) -> Problem:
+def _refused(kind: Kind, name: str, problem: KubeError) -> Problem:
     if isinstance(problem, Forbidden):
         return "Forbidden", f"{kind.name} {name} may not be written: {problem.message}"
-    return "Rejected", f"{kind.name} {name} is refused: {problem.message}"
+    if isinstance(problem, Invalid):
+        return "Rejected", f"{kind.name} {name} is refused: {_in_the_spec(problem.message)}"
+    return "WriteFailed", f"{kind.name} {name} cannot be written now, tried again: {problem.message}"
+
+
+def _in_the_spec(message: str) -> str:
+    """The API server's sentence, with the part of the SpeculativeModel that a wrong part of a Deployment came from."""
+    found = [mine for theirs, mine in objects.CAME_FROM.items() if theirs in message]
+    return f"{found[0]}: {message}" if found else message

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pilotfish_operator.kinds import MODEL_LABEL, MODELS, Kind
+from pilotfish_operator.kinds import MODEL_LABEL, MODELS, TENDED, Kind
+from pilotfish_operator.ownership import foreign
 
 Object = dict[str, Any]
 Key = tuple[str, str]  # namespace, name
@@ -38,6 +39,19 @@ class Cache:
         self._objects: dict[Kind, dict[Key, Object]] = {}
         self._families: dict[Key, dict[tuple[Kind, str], Object]] = {}
         self._missed: dict[tuple[Kind, Key], tuple[int, float]] = {}
+        self._listed = set[tuple[Kind, str | None]]()
+        self._blind: dict[tuple[Kind, str | None], str] = {}
+
+    def was_listed(self, kind: Kind, namespace: str | None) -> bool:
+        return (kind, namespace) in self._listed
+
+    def lose(self, kind: Kind, namespace: str | None, why: str) -> None:
+        """What is known of these grows old: they cannot be read."""
+        self._blind[kind, namespace] = why
+
+    def blind(self, namespace: str) -> dict[Kind, str]:
+        """The kinds of which nothing can be read there, and why."""
+        return {kind: why for (kind, where), why in self._blind.items() if where in (None, namespace)}
 
     def get(self, kind: Kind, key: Key) -> Object | None:
         return self._objects.get(kind, {}).get(key)
@@ -55,7 +69,9 @@ class Cache:
         key, owner = key_of(obj), owner_key(kind, obj)
         if owner is None or (key in known and version(known[key]) >= version(obj)):
             return False
-        obj = obj | {"metadata": {name: value for name, value in obj["metadata"].items() if name != "managedFields"}}
+        added = {"foreign": foreign(obj)} if kind in TENDED and "foreign" not in obj else {}
+        meta = {name: value for name, value in obj["metadata"].items() if name != "managedFields"}
+        obj = obj | {"metadata": meta} | added
         known[key] = obj
         if kind is not MODELS:
             self._families.setdefault(owner, {})[kind, key[1]] = obj
@@ -84,6 +100,8 @@ class Cache:
     def listed(self, kind: Kind, namespace: str | None, objects: Iterable[Object], at: str, now: float) -> set[Key]:
         """Take in a whole list made at version `at`; the models whose objects it changed."""
         changed, present = set[Key](), set[Key]()
+        self._listed.add((kind, namespace))
+        self._blind.pop((kind, namespace), None)
         for obj in objects:
             key, owner = key_of(obj), owner_key(kind, obj)
             present.add(key)

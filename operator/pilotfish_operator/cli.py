@@ -25,11 +25,12 @@ from pilotfish_operator.api import Spec
 from pilotfish_operator.apply import projection
 from pilotfish_operator.cache import Cache
 from pilotfish_operator.config import Config, current_access
-from pilotfish_operator.engines import PATH, EngineError, Engines
 from pilotfish_operator.kinds import BY_NAME, CHILD_SELECTOR, CHILDREN, MODELS, SECRETS
 from pilotfish_operator.kube import Kube, KubeError, NotFound
 from pilotfish_operator.objects import Object, Owner
 from pilotfish_operator.observe import Observed, Pod, observe, owner_of
+from pilotfish_operator.scrape.client import PATH, EngineError, Engines
+from pilotfish_operator.scrape.findings import Seen
 
 HIDDEN_UID = "00000000-0000-0000-0000-000000000000"
 
@@ -161,7 +162,7 @@ async def _watch(flags: argparse.Namespace) -> tuple[Object, list[tuple[float, O
                 found = [(pod.uid, await _read(api, engines, owner, pod, token)) for pod in serving]
                 reports = {uid: report for uid, report in found if isinstance(report, EngineReport)}
                 unread = {uid: report for uid, report in found if isinstance(report, str)}
-                seen.append((time.monotonic(), replace(state, reports=reports, unread=unread)))
+                seen.append((time.monotonic(), replace(state, seen=Seen(reports, unread))))
                 if time.monotonic() >= end:
                     return model, seen
                 await asyncio.sleep(2)
@@ -172,7 +173,7 @@ async def _watch(flags: argparse.Namespace) -> tuple[Object, list[tuple[float, O
 async def _read(api: Kube, engines: Engines, owner: Owner, pod: Pod, token: str) -> EngineReport | str:
     """Straight from the pod, or through the API server where its network is out of reach."""
     try:
-        return await engines.report(pod.address or "", pod.port, token)
+        return await engines.report(pod.address or "", pod.port)
     except EngineError as problem:
         try:
             return EngineReport.model_validate(await api.proxy(owner.namespace, pod.name, str(pod.port), PATH))
@@ -190,7 +191,7 @@ def _explain(flags: argparse.Namespace) -> None:
     print("inputs")
     for pod in observed.pods:
         report = observed.reports.get(pod.uid)
-        text = observed.unread.get(pod.uid) or pod.trouble or "does not serve yet"
+        text = observed.silent.get(pod.uid) or pod.trouble or "does not serve yet"
         if report:
             length = "unknown" if report.accept_length is None else f"{report.accept_length:.2f}"
             text = (
@@ -241,7 +242,7 @@ def replay(file: TextIO) -> Iterator[str]:
             raise CliError(f"line {number} is not part of a recording: {problem}") from problem
         if spec is None:
             raise CliError("the recording does not begin with its model")
-        observed = Observed(replicas, len(pods), None, None, None, pods, True, None, reports)
+        observed = Observed(replicas, len(pods), None, None, None, pods, True, None, Seen(reports))
         memory = plan.learn(memory, observed, at)
         decision, memory = plan.decide(spec, observed, memory, at, len(pods))
         replicas = decision.replicas

@@ -42,6 +42,7 @@ class Config:
     lease_name: str = "pilotfish-operator"
     resync_seconds: float = 3.0
     workers: int = 8
+    patience_seconds: float = 60.0
     log_level: str = "INFO"
 
 
@@ -79,6 +80,13 @@ def resolve(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None
         metavar="DURATION",
         help="how often each model's engines are read (default 3s)",
     )
+    parser.add_argument(
+        "--patience",
+        type=seconds,
+        default=60.0,
+        metavar="DURATION",
+        help="how long nothing may succeed until /healthz says so, and how long after that it ends (default 60s)",
+    )
     parser.add_argument("--workers", type=int, default=8, help="models reconciled at once")
     parser.add_argument("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
     flags = parser.parse_args(argv)
@@ -94,6 +102,7 @@ def resolve(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None
         lease_name=flags.lease_name,
         resync_seconds=flags.resync,
         workers=flags.workers,
+        patience_seconds=flags.patience,
         log_level=flags.log_level,
     )
 

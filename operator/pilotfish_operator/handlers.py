@@ -1,7 +1,8 @@
-"""Events in, keys into the work queue; sole importer of kopf, which is the watcher and nothing more.
+"""Events in, keys into the work queue: everything that runs, wired.
 
-kopf stores nothing in objects and adds no finalizers: only `on.event` is used. It runs in a thread with a loop of its
-own, since at its end it cancels every task of its loop. Without the CRD nothing is watched; lists look for it.
+Each kind is listed by itself: one that cannot be read is named in the models' conditions and stops no other. Without
+the CRD nothing is watched; lists look for it. Health means progress: an operator to which nothing succeeds says so, and
+then ends.
 """
 
 from __future__ import annotations
@@ -10,107 +11,27 @@ import asyncio
 import logging
 import signal
 import sys
-import threading
-from collections.abc import Callable
+from collections.abc import Collection
 from typing import Any
 
-import kopf
-
-from pilotfish_operator import config, kube
+from pilotfish_operator import config
 from pilotfish_operator.cache import Cache, Key
 from pilotfish_operator.config import Config
-from pilotfish_operator.engines import Engines
 from pilotfish_operator.health import serve
-from pilotfish_operator.kinds import CHILD_SELECTOR, CHILDREN, GROUP, MODELS, VERSION, WATCHED, Kind
+from pilotfish_operator.kinds import CHILD_SELECTOR, GROUP, MODELS, VERSION, WATCHED, Kind
 from pilotfish_operator.kube import Kube, KubeError, NotFound
 from pilotfish_operator.lease import Leadership
 from pilotfish_operator.metrics import Metrics
 from pilotfish_operator.reconcile import Reconciler
+from pilotfish_operator.scrape.client import Engines
+from pilotfish_operator.scrape.rounds import Rounds
+from pilotfish_operator.watcher import Watcher
 from pilotfish_operator.workqueue import WorkQueue
 
 SYNC_SECONDS, CRD_SECONDS = 30.0, 3.0
 STUCK_SECONDS = 120.0
-RECONNECT = (0.5, 1.0, 2.0, *([3.0] * 100))
+SURELY = 3  # failed lists in a row after which a kind that was seen before is taken for one that cannot be read
 log = logging.getLogger(__name__)
-OnEvent = Callable[[Kind, dict[str, Any], bool], None]
-
-
-class Watcher:
-    """kopf in its thread. It may end by itself, when the API server or a kind has gone: `running` tells."""
-
-    def __init__(self, settings: Config, on_event: OnEvent) -> None:
-        self._config, self._on_event = settings, on_event
-        self._thread: threading.Thread | None = None
-        self._inner: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
-        self._ending = threading.Event()
-
-    @property
-    def running(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
-    def start(self) -> None:
-        self._ending.clear()
-        self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
-        self._thread.start()
-
-    async def stop(self) -> None:
-        self._ending.set()
-        if self._inner:
-            loop, flag = self._inner
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(flag.set)
-        if self._thread:
-            await asyncio.to_thread(self._thread.join, 15)
-
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._watch())
-        except Exception as problem:
-            log.warning("the watches ended: %s", problem)
-
-    async def _watch(self) -> None:
-        flag = asyncio.Event()
-        self._inner = asyncio.get_running_loop(), flag
-        if self._ending.is_set():
-            return
-        settings = kopf.OperatorSettings()
-        settings.posting.enabled = False
-        settings.scanning.disabled = True  # needs rights over all CRDs and namespaces; lists look for ours
-        settings.networking.error_backoffs = RECONNECT
-        settings.watching.connect_timeout = 10
-        settings.watching.server_timeout = 300
-        settings.watching.client_timeout = 330
-        for kind in CHILDREN:
-            settings.watching.label_selectors[kind.group, kind.version, kind.plural] = CHILD_SELECTOR
-        spaces: dict[str, Any] = (
-            {"namespaces": self._config.namespaces} if self._config.namespaces else {"clusterwide": True}
-        )
-        await kopf.operator(registry=self._registry(), settings=settings, standalone=True, stop_flag=flag, **spaces)
-
-    def _registry(self) -> kopf.OperatorRegistry:
-        registry = kopf.OperatorRegistry()
-
-        @kopf.on.login(registry=registry, id="service-account-or-kubeconfig")
-        async def login(**_: Any) -> kopf.ConnectionInfo:
-            found = await kube.credentials(self._config.access)
-            return kopf.ConnectionInfo(
-                server=found.server,
-                ca_path=found.ca_path,
-                insecure=found.insecure,
-                token=found.token,
-                scheme="Bearer" if found.token else None,
-                certificate_path=found.certificate_path,
-                private_key_path=found.key_path,
-            )
-
-        def watch(kind: Kind) -> None:
-            @kopf.on.event(kind.group, kind.version, kind.plural, registry=registry, id=f"see-{kind.plural}")
-            def seen(event: Any, **_: Any) -> None:
-                self._on_event(kind, event["object"], event["type"] == "DELETED")
-
-        for kind in WATCHED:
-            watch(kind)
-        return registry
 
 
 class Operator:
@@ -121,23 +42,46 @@ class Operator:
         self._loop = asyncio.get_running_loop()
         self._cache, self.metrics = Cache(), Metrics()
         self._lease = Leadership(api, settings.own_namespace, settings.lease_name, settings.identity)
+        self._rounds: Rounds[Key] = Rounds(engines, settings.resync_seconds, self._read, self._leads)
         self._reconciler = Reconciler(
-            api, self._cache, engines, self._leads, settings.engine_image, settings.resync_seconds, self.metrics
+            api, self._cache, self._rounds, self._leads, settings.engine_image, settings.resync_seconds, self.metrics
         )
         self._queue: WorkQueue[Key] = WorkQueue(self._reconciler.turn, workers=settings.workers)
         self._watcher = Watcher(settings, self._seen_by_watch)
         self._stale, self._suspects = set[str](), set[str]()
         self._crd_missing_since: float | None = None
+        self._failed_lists: dict[tuple[Kind, str | None], int] = {}
+        self._models_unread: tuple[float, str] | None = None
+        self._well_at = self._loop.time()
 
     def troubles(self) -> list[str]:
-        """Parts that stand still."""
+        """Parts that stand still: everything here has had `patience_seconds` to go on."""
+        patience = self._config.patience_seconds
         found = [f"watch of {plural} is stale" for plural in sorted(self._stale)]
+        if (silence := self._kube.silence()) > patience:
+            found.append(f"API server: no request succeeded for {silence:.0f}s: {self._kube.last_failure}")
+        if self._models_unread and self._loop.time() - self._models_unread[0] > patience:
+            found.append(f"{MODELS.plural} cannot be listed: {self._models_unread[1]}")
         if self._queue.stuck() > STUCK_SECONDS:
             found.append(f"queue: a model has been in or before its turn for {self._queue.stuck():.0f}s")
-        if self._config.leader_elect and self._lease.stale():
-            found.append("lease: no attempt to renew it for a minute")
+        if self._config.leader_elect and self._lease.stale(patience):
+            found.append(f"lease: neither renewed nor read for {patience:.0f}s: {self._lease.last_failure}")
         self.metrics.depth.set(self._queue.depth())
         return found
+
+    async def until_hopeless(self) -> str:
+        """Returns what stands still, when something has for `patience_seconds` after it was said."""
+        while True:
+            found = self.troubles()
+            if not found:
+                self._well_at = self._loop.time()
+            elif self._loop.time() - self._well_at > self._config.patience_seconds:
+                return "; ".join(found)
+            await asyncio.sleep(1)
+
+    def _read(self, key: Key) -> None:
+        """Engines of this model were read."""
+        self._queue.add(key)
 
     async def run(self) -> None:
         """Until cancelled. The Lease is released last, when nothing acts any more."""
@@ -176,50 +120,78 @@ class Operator:
             self._queue.add(key)
 
     async def _list_until_complete(self) -> None:
-        """Nothing is decided before everything was seen once: what is unknown is not absent."""
-        while not await self._list():
+        """Nothing is decided before models were seen, and everything that can be read was: unknown is not absent."""
+        while not await self._list(WATCHED):
             await asyncio.sleep(CRD_SECONDS)
 
     async def _keep_in_sync(self) -> None:
-        """List every SYNC_SECONDS, and before the watches start anew whenever they ended."""
+        """List every SYNC_SECONDS, what failed every CRD_SECONDS, and all before watches that ended start anew."""
         while True:
-            missing = self._crd_missing_since is not None
-            end = self._loop.time() + (CRD_SECONDS if missing else SYNC_SECONDS)
+            end = self._loop.time() + SYNC_SECONDS
             await asyncio.sleep(1)
-            while self._loop.time() < end and (missing or self._watcher.running):
-                await asyncio.sleep(0.5)
-            await self._list()
+            while self._loop.time() < end and (self._failed_lists or self._watcher.running):
+                await asyncio.sleep(CRD_SECONDS if self._failed_lists else 0.5)
+                if self._failed_lists:
+                    await self._list([kind for kind in WATCHED if any(kind == k for k, _ in self._failed_lists)])
+            await self._list(WATCHED)
 
-    async def _list(self) -> bool:
-        """List every kind into the cache and start or end the watches; whether all could be listed."""
+    async def _list(self, kinds: Collection[Kind]) -> bool:
+        """List these kinds into the cache and start or end the watches; whether there are models to speak of."""
         changed = set[Key]()
-        for kind in WATCHED:
-            selector = "" if kind is MODELS else CHILD_SELECTOR
+        for kind in kinds:
             for namespace in self._config.namespaces or (None,):
                 try:
-                    objects, version = await self._kube.list(kind, namespace, selector)
-                except NotFound:
-                    await self._without_crd()
-                    return False
+                    changed |= await self._list_one(kind, namespace)
+                except NotFound as problem:
+                    if kind is MODELS:
+                        await self._without_crd()
+                        return False
+                    self._cannot_list(kind, namespace, problem)
                 except KubeError as problem:
-                    self.metrics.errors.labels(type(problem).__name__).inc()
-                    log.warning("cannot list %s in %s: %s", kind.plural, namespace or "all namespaces", problem)
-                    return False
-                changed |= self._cache.listed(kind, namespace, objects, version, self._loop.time())
-        if self._crd_missing_since is not None:
-            log.info("the CRD %s.%s is there now", MODELS.plural, GROUP)
-            self._crd_missing_since = None
+                    self._cannot_list(kind, namespace, problem)
         suspects = self._cache.stale_watches(self._loop.time())
         self._stale, self._suspects = suspects & self._suspects, suspects
-        if suspects and self._watcher.running:
-            log.warning("nothing comes from the watches of %s: all start anew", ", ".join(sorted(suspects)))
+        readable = tuple(kind for kind in WATCHED if not any(kind == failed for failed, _ in self._failed_lists))
+        if self._watcher.running and (suspects or set(self._watcher.kinds) != set(readable)):
+            why = (
+                f"nothing comes from {', '.join(sorted(suspects))}"
+                if suspects
+                else "the kinds that can be read changed"
+            )
+            log.warning("all watches start anew: %s", why)
             await self._watcher.stop()
-        if not self._watcher.running:
-            self._watcher.start()
+        if not self._watcher.running and readable:
+            self._watcher.start(readable)
         self.metrics.models.set(len(self._cache.models()))
         for key in changed:
             self._queue.add(key)
-        return True
+        return self._models_unread is None
+
+    async def _list_one(self, kind: Kind, namespace: str | None) -> set[Key]:
+        objects, version = await self._kube.list(kind, namespace, "" if kind is MODELS else CHILD_SELECTOR)
+        changed = self._cache.listed(kind, namespace, objects, version, self._loop.time())
+        if self._failed_lists.pop((kind, namespace), None):
+            log.info("%s in %s can be listed again", kind.plural, namespace or "all namespaces")
+            changed |= {key for key in self._cache.models() if namespace in (None, key[0])}
+        if kind is MODELS:
+            self._models_unread = None
+            if self._crd_missing_since is not None:
+                log.info("the CRD %s.%s is there now", MODELS.plural, GROUP)
+                self._crd_missing_since = None
+        return changed
+
+    def _cannot_list(self, kind: Kind, namespace: str | None, problem: KubeError) -> None:
+        failures = self._failed_lists[kind, namespace] = self._failed_lists.get((kind, namespace), 0) + 1
+        self.metrics.errors.labels(type(problem).__name__).inc()
+        if failures == 1:
+            log.warning("cannot list %s in %s: %s", kind.plural, namespace or "all namespaces", problem)
+        if kind is MODELS:
+            self._models_unread = (self._models_unread or (self._loop.time(), ""))[0], str(problem)
+        if failures >= SURELY or not self._cache.was_listed(kind, namespace):
+            self._cache.lose(kind, namespace, f"{kind.plural} cannot be listed: {problem}")
+            for key in self._cache.models():
+                if failures in (1, SURELY) and namespace in (None, key[0]):
+                    self._queue.add(key)
 
     async def _without_crd(self) -> None:
         if self._crd_missing_since is None:
@@ -234,8 +206,12 @@ class Operator:
             await self._watcher.stop()
 
 
+class StandsStill(Exception):
+    """Nothing got better for long: a fresh start may help, and a crash loop is seen."""
+
+
 async def run(settings: Config) -> None:
-    """Serve until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT. Raises StandsStill."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -250,14 +226,17 @@ async def run(settings: Config) -> None:
             settings.port,
         )
         work, stopped = asyncio.create_task(operator.run()), asyncio.create_task(stop.wait())
+        hopeless = asyncio.create_task(operator.until_hopeless())
         try:
-            await asyncio.wait((work, stopped), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((work, stopped, hopeless), return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 work.result()
+            if hopeless.done():
+                raise StandsStill(hopeless.result())
         finally:
-            for task in (work, stopped):
+            for task in (work, stopped, hopeless):
                 task.cancel()
-            await asyncio.gather(work, stopped, return_exceptions=True)
+            await asyncio.gather(work, stopped, hopeless, return_exceptions=True)
             await site.cleanup()
             await api.close()
 
@@ -273,6 +252,9 @@ def main() -> None:
     _set_up_logs(settings.log_level)
     try:
         asyncio.run(run(settings))
+    except StandsStill as problem:
+        print(f"pilotfish-operator: ends, for it stands still: {problem}", file=sys.stderr)
+        sys.exit(1)
     except (KubeError, OSError) as problem:
         print(f"pilotfish-operator: {problem}", file=sys.stderr)
         sys.exit(2)

@@ -53,6 +53,7 @@ EVENTS = Kind("", "v1", "events", "Event", ("create",))
 LEASES = Kind("coordination.k8s.io", "v1", "leases", "Lease", ("get", "create", "update"))
 
 CHILDREN = (DEPLOYMENTS, PODS, SERVICES, SECRETS, CONFIG_MAPS, SERVICE_ACCOUNTS, DISRUPTION_BUDGETS, CLAIMS)
+TENDED = (DEPLOYMENTS, SERVICES, CONFIG_MAPS, DISRUPTION_BUDGETS)  # nobody else adds fields to these
 WATCHED = (MODELS, *CHILDREN)
 BY_NAME = {kind.name: kind for kind in (*WATCHED, EVENTS, LEASES)}
 

@@ -18,7 +18,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +82,8 @@ def error(status: int, body: str, headers: Mapping[str, str] | None = None) -> K
     with contextlib.suppress(ValueError, AttributeError):
         message = json.loads(body).get("message") or message
     kind = _BY_STATUS.get(status, Unavailable if status >= 500 else KubeError)
+    if status == 500 and "failed to create typed patch object" in message:
+        kind = Invalid  # a field that the kind does not have, in a server-side apply
     retry_after = (headers or {}).get("Retry-After", "")
     return kind(status, message, float(retry_after) if retry_after.isdigit() else None)
 
@@ -156,10 +159,16 @@ class Kube:
 
     def __init__(self, settings: client.Configuration) -> None:
         self._api = client.ApiClient(settings)
+        self._answered = time.monotonic()
+        self.last_failure = "nothing was asked yet"
 
     @classmethod
     async def connect(cls, access: ClusterAccess) -> Kube:
         return cls(await configuration(access))
+
+    def silence(self) -> float:
+        """Seconds since a request was answered as one that may be made: there, not there, or overtaken by another."""
+        return time.monotonic() - self._answered
 
     async def close(self) -> None:
         await self._api.close()
@@ -193,6 +202,18 @@ class Kube:
             content="application/apply-patch+yaml",
         )
 
+    async def merge(self, kind: Kind, namespace: str, name: str, body: Object) -> Object:
+        """Merge patch (RFC 7386) as the one field manager."""
+        return await self._patch(kind, namespace, name, body, "application/merge-patch+json")
+
+    async def patch(self, kind: Kind, namespace: str, name: str, operations: Sequence[Object]) -> Object:
+        """JSON patch (RFC 6902) as the one field manager."""
+        return await self._patch(kind, namespace, name, operations, "application/json-patch+json")
+
+    async def _patch(self, kind: Kind, namespace: str, name: str, body: Any, content: str) -> Object:
+        query = [("fieldManager", MANAGER)]
+        return await self._call("PATCH", kind.path(namespace, name), body, query=query, content=content)
+
     async def serves(self, kind: Kind) -> bool:
         """Whether the API server knows the kind."""
         try:
@@ -209,7 +230,7 @@ class Kube:
         self,
         method: str,
         path: str,
-        body: Object | None = None,
+        body: Any = None,
         query: Any = None,
         content: str = "application/json",
         timeout: float = TIMEOUT,
@@ -223,7 +244,12 @@ class Kube:
             answer = await self._api.call_api(method, url, headers, text, _request_timeout=within)
             said = (await answer.read()).decode(errors="replace")
         except (aiohttp.ClientError, OSError, TimeoutError) as problem:
-            raise Unavailable(0, f"{method} {path}: {str(problem) or type(problem).__name__}") from problem
+            self.last_failure = f"{method} {path}: {str(problem) or type(problem).__name__}"
+            raise Unavailable(0, self.last_failure) from problem
+        if 200 <= answer.status < 300 or answer.status in (404, 409):
+            self._answered = time.monotonic()
         if not 200 <= answer.status < 300:
-            raise error(answer.status, said or answer.reason or "", answer.headers)
+            refusal = error(answer.status, said or answer.reason or "", answer.headers)
+            self.last_failure = f"{method} {path}: {answer.status} {refusal.message[:300]}"
+            raise refusal
         return _object(said, f"{method} {path}")

@@ -57,16 +57,18 @@ class Leadership:
     ) -> None:
         self._kube, self._namespace, self._name, self._identity, self._clock = kube, namespace, name, identity, clock
         self._seen: Sighting | None = None
-        self._renewed = self._tried = float("-inf")
+        self._renewed = float("-inf")
+        self._answered = clock()
+        self.last_failure = "it was never asked for"
         self._was_leading = False
 
     def leads(self) -> bool:
         """Whether this process may act now."""
         return self._clock() - self._renewed < RENEW_DEADLINE
 
-    def stale(self) -> bool:
-        """Whether the loop below stopped turning."""
-        return self._tried != float("-inf") and self._clock() - self._tried > 60
+    def stale(self, patience: float) -> bool:
+        """Whether the Lease could be neither renewed nor read for so long."""
+        return self._clock() - self._answered > patience
 
     async def run(self, changed: Callable[[bool], None]) -> None:
         """Seek and renew until cancelled, then release. `changed` hears of every change of `leads()`."""
@@ -88,7 +90,7 @@ class Leadership:
             await self._release()
 
     async def _once(self) -> None:
-        self._tried = started = self._clock()
+        started = self._clock()
         try:
             try:
                 lease: Object | None = await self._kube.get(LEASES, self._namespace, self._name)
@@ -96,16 +98,17 @@ class Leadership:
                 lease = None
             move, self._seen = next_move(lease, self._seen, self._identity, started)
             if move == "wait":
-                self._renewed = float("-inf")
+                self._renewed, self._answered = float("-inf"), started
                 return
             if lease is None:
                 await self._kube.create(LEASES, self._body({}, self._identity))
             else:
                 await self._kube.replace(LEASES, self._body(lease, self._identity))
-            self._renewed = started
+            self._renewed = self._answered = started
         except Conflict:
-            self._renewed = float("-inf")
+            self._renewed, self._answered = float("-inf"), started
         except KubeError as problem:
+            self.last_failure = str(problem)
             level = logging.INFO if isinstance(problem, Unavailable) else logging.WARNING
             log.log(level, "the Lease %s/%s cannot be renewed: %s", self._namespace, self._name, problem)
 

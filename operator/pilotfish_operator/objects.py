@@ -42,6 +42,20 @@ PRE_STOP_SECONDS = 5
 SHARED_MEMORY = "2Gi"
 START_SECONDS = 3600  # a large model is downloaded and loaded within this
 USER = 65532
+CAME_FROM = {  # parts of a Deployment, as the API server names them, and what they were made of
+    ".affinity": "spec.scheduling.affinity",
+    ".topologySpreadConstraints": "spec.scheduling.topologySpread",
+    ".tolerations": "spec.scheduling.tolerations",
+    ".nodeSelector": "spec.scheduling.nodeSelector",
+    ".priorityClassName": "spec.scheduling.priorityClassName",
+    ".runtimeClassName": "spec.scheduling.runtimeClassName",
+    ".resources": "spec.resources",
+    ".sizeLimit": "spec.cache.emptyDir.sizeLimit",
+    ".strategy": "spec.rollout.maxSurge",
+    "storageClassName": "spec.cache.storageClassName",
+    "requests[storage]": "spec.cache.size",
+    "requests.storage": "spec.cache.size",
+}
 
 
 @dataclass(frozen=True)
@@ -359,16 +373,20 @@ def _object(kind: Kind, owner: Owner, name: str, body: Object) -> Object:
             "name": name,
             "namespace": owner.namespace,
             "labels": owner.labels,
-            "ownerReferences": [
-                {
-                    "apiVersion": MODELS.api_version,
-                    "kind": MODELS.name,
-                    "name": owner.name,
-                    "uid": owner.uid,
-                    "controller": True,
-                    "blockOwnerDeletion": True,
-                }
-            ],
+            "ownerReferences": owner_references(owner),
         },
         **body,
     }
+
+
+def owner_references(owner: Owner) -> list[Object]:
+    return [
+        {
+            "apiVersion": MODELS.api_version,
+            "kind": MODELS.name,
+            "name": owner.name,
+            "uid": owner.uid,
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
+    ]

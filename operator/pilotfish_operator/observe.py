@@ -13,6 +13,7 @@ from typing import Any
 from pilotfish_engine.contract.speculation import EngineReport
 from pilotfish_operator.kinds import DEPLOYMENTS, GROUP, PODS, SECRETS, TEMPLATE_LABEL, Kind
 from pilotfish_operator.objects import TOKEN_KEY, Object, Owner
+from pilotfish_operator.scrape.findings import Drift, Seen
 
 USAGE_ERROR = 2  # exit code of an engine that was started with what cannot work
 TEMPLATE = f"{GROUP}/template"  # annotations of the Deployment: the template last rendered,
@@ -47,6 +48,15 @@ class Pod:
 
 
 @dataclass(frozen=True)
+class Finished:
+    """A pod that ended for good: evicted, its node shut down, its device not admitted, preempted. `why`: in words."""
+
+    uid: str
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
 class Template:
     """A pod template as it was rendered, and the hash of the spec that it was rendered from."""
 
@@ -70,7 +80,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Observed:
-    """`replicas`: what the Deployment asks for, None without one. `reports`, `unread`: by uid of a pod that serves."""
+    """`replicas`: what the Deployment asks for, None without one. `seen`: by uid of a pod that serves."""
 
     replicas: int | None
     total: int
@@ -80,8 +90,21 @@ class Observed:
     pods: tuple[Pod, ...]
     has_token: bool
     rollout_trouble: str | None
-    reports: Mapping[str, EngineReport] = field(default_factory=dict)
-    unread: Mapping[str, str] = field(default_factory=dict)
+    seen: Seen = field(default_factory=Seen)
+    finished: tuple[Finished, ...] = ()
+
+    @property
+    def reports(self) -> Mapping[str, EngineReport]:
+        return self.seen.reports
+
+    @property
+    def silent(self) -> dict[str, str]:
+        """Why there is no report to use of a pod that serves, by uid."""
+        return {**self.seen.unread, **self.seen.doubted}
+
+    @property
+    def drift(self) -> Mapping[str, Drift]:
+        return self.seen.drift
 
     def ready(self, template: str) -> int:
         """Pods of that template that serve."""
@@ -101,8 +124,7 @@ def owner_of(model: Object) -> Owner:
 def observe(
     owner: Owner,
     family: Mapping[tuple[Kind, str], Object],
-    reports: Mapping[str, EngineReport] | None = None,
-    unread: Mapping[str, str] | None = None,
+    seen: Seen | None = None,
 ) -> Observed:
     """`family`: every known child by kind and name."""
     deployment = family.get((DEPLOYMENTS, owner.name))
@@ -110,7 +132,8 @@ def observe(
     notes = meta.get("annotations") or {}
     refused = _parsed(notes.get(REFUSED))
     secret = family.get((SECRETS, owner.secret))
-    pods = tuple(sorted((pod(obj) for (kind, _), obj in family.items() if kind is PODS), key=lambda p: p.name))
+    found = [obj for (kind, _), obj in family.items() if kind is PODS]
+    pods = tuple(sorted((pod(obj) for obj in found if not _is_finished(obj)), key=lambda p: p.name))
     return Observed(
         replicas=deployment["spec"].get("replicas", 1) if deployment else None,
         total=((deployment or {}).get("status") or {}).get("replicas", 0),
@@ -120,8 +143,21 @@ def observe(
         pods=pods,
         has_token=bool(secret and (secret.get("data") or {}).get(TOKEN_KEY)),
         rollout_trouble=_rollout_trouble(deployment),
-        reports=reports or {},
-        unread=unread or {},
+        seen=seen or Seen(),
+        finished=tuple(_finished(obj) for obj in found if _is_finished(obj)),
+    )
+
+
+def _is_finished(obj: Object) -> bool:
+    return (obj.get("status") or {}).get("phase") in ("Failed", "Succeeded")
+
+
+def _finished(obj: Object) -> Finished:
+    meta, state = obj["metadata"], obj["status"]
+    words = ": ".join(part for part in (state.get("reason"), state.get("message")) if part)
+    how = "failed" if state["phase"] == "Failed" else "ended"
+    return Finished(
+        meta["uid"], meta["name"], f"{how} for good and counts no more ({words or 'no reason given'})"[:900]
     )
 
 
@@ -172,8 +208,6 @@ def _trouble(status: Object, conditions: Mapping[str, Any], state: Object) -> st
         return f"exited with code {ended.code}: {ended.message or 'no last words'}"
     if waiting and waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
         return f"{waiting['reason']}: {waiting.get('message') or ''}".rstrip(": ")
-    if status.get("phase") == "Failed":
-        return f"failed: {status.get('message') or status.get('reason')}"
     return None
 
 

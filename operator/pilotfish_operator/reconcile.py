@@ -1,39 +1,40 @@
-"""One turn of one model: observe → learn → decide → plan → apply → push → status → events.
+"""One turn of one model: observe → learn → decide → plan → apply → status → events.
 
 Level-triggered: each turn starts from what is, never from what happened. Only the memory of load windows outlives a
-turn, and a turn without it is careful instead of wrong. Knows nothing about watches and queues.
+turn, and a turn without it is careful instead of wrong. A status is written whatever failed before it. Knows nothing
+about watches and queues, and waits for no engine: `scrape` reads them.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
 
 from pydantic import ValidationError
 
 from pilotfish_engine.contract.methods import NO_METHOD
-from pilotfish_engine.contract.speculation import EngineReport, Envelope
-from pilotfish_operator import plan, status
+from pilotfish_engine.contract.speculation import Envelope
+from pilotfish_operator import autoscale, plan, status
 from pilotfish_operator.api import Spec
-from pilotfish_operator.apply import Applier, NotLeading
+from pilotfish_operator.apply import Applier, NotLeading, Outcome, Problem
 from pilotfish_operator.cache import Cache, Key
-from pilotfish_operator.engines import EngineError, Engines, EnvelopeRefused
 from pilotfish_operator.events import record
-from pilotfish_operator.kinds import MODELS, SECRETS
+from pilotfish_operator.kinds import DEPLOYMENTS, MODELS, PODS, SECRETS
 from pilotfish_operator.kube import Kube, KubeError, NotFound
 from pilotfish_operator.metrics import Metrics
 from pilotfish_operator.objects import TOKEN_KEY, Object, Owner
-from pilotfish_operator.observe import Observed, Pod, observe, owner_of
+from pilotfish_operator.observe import Observed, observe, owner_of
+from pilotfish_operator.scrape.findings import Target
+from pilotfish_operator.scrape.rounds import Rounds
 from pilotfish_operator.status import Note
 from pilotfish_operator.workqueue import Retry
 
 STATUS_PERIOD = 10.0  # seconds between writes of a status in which only loads moved
+LASTING = 4  # periods after which settings that a pod does not hold are a condition
 log = logging.getLogger(__name__)
 
 
@@ -43,13 +44,9 @@ class _Track:
 
     uid: str
     memory: plan.Memory = field(default_factory=plan.Memory)
-    reports: dict[str, EngineReport] = field(default_factory=dict)
-    unread: dict[str, str] = field(default_factory=dict)
-    missed: set[str] = field(default_factory=set)
-    read_at: float = float("-inf")
     status_at: float = float("-inf")
-    refused: dict[str, tuple[Envelope, str]] = field(default_factory=dict)
     envelope: Envelope | None = None
+    finished: frozenset[str] = frozenset()
 
 
 class Reconciler:
@@ -57,21 +54,22 @@ class Reconciler:
         self,
         kube: Kube,
         cache: Cache,
-        engines: Engines,
+        rounds: Rounds[Key],
         leads: Callable[[], bool],
         image: str,
         resync: float,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._kube, self._cache, self._engines, self._leads = kube, cache, engines, leads
+        self._kube, self._cache, self._rounds, self._leads = kube, cache, rounds, leads
         self._image, self._resync, self._metrics, self._clock = image, resync, metrics, clock
-        self._applier = Applier(kube, cache, leads, clock)
+        self._applier = Applier(kube, cache, leads, clock, 5 * resync)
         self._tracks: dict[Key, _Track] = {}
 
     def forget_all(self) -> None:
         """Somebody else acts: what is remembered here grows old."""
         self._tracks.clear()
+        self._rounds.forget_all()
 
     async def turn(self, key: Key) -> float | None:
         """Bring one model nearer to its spec; seconds until it must be looked at again, None when it is gone."""
@@ -80,23 +78,27 @@ class Reconciler:
         model = self._cache.get(MODELS, key)
         if model is None or "deletionTimestamp" in model["metadata"]:
             self._tracks.pop(key, None)
+            self._rounds.forget(key)
             self._applier.forget(*key)
             self._metrics.forget(key)
             return None
         try:
             with self._metrics.turns.time():
-                await self._turn(key, model)
+                failed = await self._turn(key, model)
         except NotLeading:
             return None
         except NotFound:
             log.info("%s/%s went away in the middle of its turn", *key)
             return self._resync
         except KubeError as problem:
-            self._metrics.errors.labels(type(problem).__name__).inc()
-            raise Retry(f"{type(problem).__name__}: {problem.message}", problem.retry_after) from problem
+            failed = problem
+        if failed:
+            self._metrics.errors.labels(type(failed).__name__).inc()
+            raise Retry(f"{type(failed).__name__}: {failed.message}", failed.retry_after) from failed
         return self._resync
 
-    async def _turn(self, key: Key, model: Object) -> None:
+    async def _turn(self, key: Key, model: Object) -> KubeError | None:
+        """What failed and may work at another try, once the status says so."""
         owner, old, stamp = owner_of(model), model.get("status") or {}, _now()
         track = self._tracks.get(key)
         if track is None or track.uid != owner.uid:
@@ -108,52 +110,64 @@ class Reconciler:
             first = problem.errors()[0]
             text = f"spec.{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
             await self._write_status(model, track, status.invalid(text, old, generation, stamp), stamp)
-            return
-        observed = await self._observe(owner, track)
-        now = self._clock()
-        decision, track.memory = plan.decide(spec, observed, track.memory, now, old.get("replicas"))
-        made = plan.plan(owner, spec, observed, decision, self._image)
-        problems: list[tuple[str, str]] = []
-        if made.needs_token:
-            taken = await self._applier.create_token(owner)
-            problems += [taken] if taken else []
-        problems += await self._applier.apply(owner, made.objects)
-        notes = self._decided(spec, observed, track, made)
-        await self._push(owner, track, made)
-        observed = observe(owner, self._cache.family(key), track.reports, track.unread)
-        new = status.compose(owner, spec, observed, made, problems, old, generation, stamp)
-        self._say_refused(track, new)
-        self._metrics.show(key, observed, made)
-        await self._write_status(model, track, new, stamp, notes)
-
-    async def _observe(self, owner: Owner, track: _Track) -> Observed:
-        """What is. The engines are read once a period, whatever the events; one missed answer is no outage yet."""
-        observed = observe(owner, self._cache.family((owner.namespace, owner.name)))
-        serving = [pod for pod in observed.pods if pod.serves]
-        if self._clock() - track.read_at >= 0.8 * self._resync:
-            track.read_at, token = self._clock(), self._token(owner)
-            answers = await asyncio.gather(*(self._read(pod, token) for pod in serving))
-            fresh = {pod.uid: a for pod, a in zip(serving, answers, strict=True) if isinstance(a, EngineReport)}
-            failed = {pod.uid: a for pod, a in zip(serving, answers, strict=True) if isinstance(a, str)}
-            again = failed.keys() & track.missed
-            held = {uid: report for uid, report in track.reports.items() if uid in failed.keys() - again}
-            track.reports, track.missed = fresh | held, set(failed)
-            track.unread = {uid: why for uid, why in failed.items() if uid not in held}
-            track.memory = plan.learn(track.memory, replace(observed, reports=fresh), self._clock())
-            self._metrics.unread.inc(len(failed))
-        alive = {pod.uid for pod in serving}
-        track.reports = {uid: report for uid, report in track.reports.items() if uid in alive}
-        return replace(observed, reports=track.reports, unread=track.unread)
-
-    async def _read(self, pod: Pod, token: str) -> EngineReport | str:
+            return None
         try:
-            return await self._engines.report(pod.address or "", pod.port, token)
-        except EngineError as problem:
-            return str(problem)
+            new, notes, failed = await self._act(key, owner, spec, track, old, generation, stamp)
+        except (NotLeading, KubeError):
+            raise
+        except Exception as bug:  # said where the user looks; the queue tries again and logs it
+            text = f"the operator failed on this model and tries again ({type(bug).__name__}: {bug})"
+            await self._write_status(model, track, status.failed(text, old, generation, stamp), stamp)
+            raise
+        await self._write_status(model, track, new, stamp, notes)
+        return failed
 
-    def _token(self, owner: Owner) -> str:
+    async def _act(
+        self, key: Key, owner: Owner, spec: Spec, track: _Track, old: Object, generation: int, stamp: str
+    ) -> tuple[Object, list[Note], KubeError | None]:
+        blind = self._cache.blind(owner.namespace)
+        observed = self._observe(key, owner, track)
+        decision, track.memory = plan.decide(spec, observed, track.memory, self._clock(), old.get("replicas"))
+        made = plan.plan(owner, spec, observed, decision, self._image)
+        problems: list[Problem] = [("CannotRead", text) for text in blind.values()]
+        secret = Outcome()
+        if made.objects and SECRETS not in blind:
+            secret = await self._applier.keep_token(owner, not made.needs_token)
+        unsure = DEPLOYMENTS in blind or PODS in blind  # what is unknown is not absent
+        outcome = await self._applier.apply(
+            owner, tuple(o for o in made.objects if not (unsure and o["kind"] == DEPLOYMENTS.name)), blind.keys()
+        )
+        problems += [*secret.problems, *outcome.problems]
+        notes = [] if unsure else self._decided(spec, observed, track, made)
+        observed = observe(owner, self._cache.family(key), self._rounds.seen(key))
+        self._follow(key, owner, observed, None if unsure else decision.envelope)
+        notes += self._finished(track, observed)
+        lasting = tuple(
+            f"{pod.name} {drift.why}"
+            for pod in observed.pods
+            if (drift := observed.drift.get(pod.uid)) and self._clock() - drift.since > LASTING * self._resync
+        )
+        new = status.compose(owner, spec, observed, made, problems, old, generation, stamp, lasting, unsure)
+        self._metrics.show(key, observed, made)
+        return new, [*notes, *secret.notes, *outcome.notes], secret.failed or outcome.failed
+
+    def _observe(self, key: Key, owner: Owner, track: _Track) -> Observed:
+        """What is, and what the engines said since the last turn."""
+        observed = observe(owner, self._cache.family(key), self._rounds.seen(key))
+        for time_round in self._rounds.learn(key):
+            scale = autoscale.measure(track.memory.scale, time_round.serving, time_round.reports, time_round.at)
+            track.memory = replace(track.memory, scale=scale)
+        return observed
+
+    def _follow(self, key: Key, owner: Owner, observed: Observed, envelope: Envelope | None) -> None:
+        targets = [
+            Target(pod.uid, pod.name, pod.address, pod.port, pod.restarts)
+            for pod in observed.pods
+            if pod.serves and pod.address
+        ]
         secret = self._cache.get(SECRETS, (owner.namespace, owner.secret)) or {}
-        return base64.b64decode((secret.get("data") or {}).get(TOKEN_KEY, "")).decode()
+        token = base64.b64decode((secret.get("data") or {}).get(TOKEN_KEY, "")).decode()
+        self._rounds.follow(key, targets, token, envelope)
 
     def _decided(self, spec: Spec, observed: Observed, track: _Track, made: plan.Plan) -> list[Note]:
         """What changed by this turn's decision."""
@@ -166,37 +180,12 @@ class Reconciler:
         track.envelope = tuning.envelope
         return notes
 
-    async def _push(self, owner: Owner, track: _Track, made: plan.Plan) -> None:
-        """Put the envelope to the engines that hold another one; one that refused it is not asked the same again."""
-        envelope, token = made.decision.envelope, self._token(owner)
-
-        async def one(pod: Pod) -> None:
-            if track.refused.get(pod.uid, (None, ""))[0] == envelope:
-                return
-            try:
-                await self._engines.put(pod.address or "", pod.port, token, envelope)
-                report = await self._engines.report(pod.address or "", pod.port, token)
-            except EnvelopeRefused as problem:
-                track.refused[pod.uid] = envelope, str(problem)
-                log.warning("%s/%s: %s", owner.namespace, pod.name, problem)
-            except EngineError as problem:
-                log.warning(
-                    "%s/%s: the envelope did not arrive, again next time: %s", owner.namespace, pod.name, problem
-                )
-            else:
-                track.refused.pop(pod.uid, None)
-                track.reports[pod.uid] = report
-                self._metrics.pushes.inc()
-
-        if not self._leads():
-            raise NotLeading
-        await asyncio.gather(*(one(pod) for pod in made.push))
-        track.refused = {uid: held for uid, held in track.refused.items() if uid in track.reports}
-
-    def _say_refused(self, track: _Track, new: dict[str, Any]) -> None:
-        if track.refused and "speculation" in new:
-            _, why = next(iter(track.refused.values()))
-            new["speculation"]["reason"] = f"{len(track.refused)} engines refuse the settings: {why}"
+    @staticmethod
+    def _finished(track: _Track, observed: Observed) -> list[Note]:
+        """An event for each pod that ended for good; it counts for nothing else."""
+        new = [pod for pod in observed.finished if pod.uid not in track.finished]
+        track.finished = frozenset(pod.uid for pod in observed.finished)
+        return [Note("Warning", "PodFinished", f"pod {pod.name} {pod.why}", pod.uid) for pod in new]
 
     async def _write_status(
         self, model: Object, track: _Track, new: Object, stamp: str, notes: list[Note] | None = None

@@ -30,11 +30,12 @@ QUIET = ("Progressing", "SpeculationActive", "ModelCached")  # no event for thes
 
 @dataclass(frozen=True)
 class Note:
-    """An event to record on the model."""
+    """An event to record on the model. `once`: what it is about, where it must be told a single time."""
 
     type: Literal["Normal", "Warning"]
     reason: str
     message: str
+    once: str = ""
 
 
 def compose(
@@ -46,12 +47,17 @@ def compose(
     old: Mapping[str, Any],
     generation: int,
     now: str,
+    drifting: Sequence[str] = (),
+    unsure: bool = False,
 ) -> Object:
-    """The whole status. `problems`: (reason, sentence) of what could not be written; `old`: the status as it stands."""
-    facts = {
-        "Ready": _ready(observed, plan),
-        "Progressing": _progressing(observed, plan),
-        "Degraded": _degraded(observed, plan, problems),
+    """The whole status. `problems`: (reason, sentence) of what could not be read or written; `old`: the status as it
+    stands; `drifting`: pods that hold other settings than they should, for long; `unsure`: pods are not known."""
+    unknown: Fact = ("Unknown", *problems[0]) if problems else ("Unknown", "CannotRead", "")
+    facts: dict[str, Fact] = {
+        "Ready": unknown if unsure else _ready(observed, plan),
+        "Progressing": unknown if unsure else _progressing(observed, plan),
+        "Degraded": _degraded(observed, plan, problems, drifting),
+        "SettingsApplied": _settings(spec, observed, plan, drifting),
         "MetricsAvailable": _metrics(observed),
         "DraftCompatible": _draft(spec, observed, plan),
         "SpeculationActive": _active(observed),
@@ -83,6 +89,13 @@ def invalid(message: str, old: Mapping[str, Any], generation: int, now: str) -> 
         "observedGeneration": generation,
         "conditions": [c.model_dump(by_alias=True, mode="json") for c in found],
     }
+
+
+def failed(message: str, old: Mapping[str, Any], generation: int, now: str) -> Object:
+    """The status of a model on which the operator itself fails; what else is known stays."""
+    others = [condition for condition in old.get("conditions") or () if condition["type"] != "Degraded"]
+    found = conditions({"Degraded": ("True", "OperatorFailed", message)}, old, generation, now)
+    return {**old, "conditions": [*others, *(c.model_dump(by_alias=True, mode="json") for c in found)]}
 
 
 def conditions(facts: Mapping[str, Fact], old: Mapping[str, Any], generation: int, now: str) -> list[Condition]:
@@ -160,7 +173,7 @@ def _progressing(observed: Observed, plan: Plan) -> Fact:
     )
 
 
-def _degraded(observed: Observed, plan: Plan, problems: Sequence[tuple[str, str]]) -> Fact:
+def _degraded(observed: Observed, plan: Plan, problems: Sequence[tuple[str, str]], drifting: Sequence[str]) -> Fact:
     if plan.blocked:
         reason, message = plan.blocked
         if reason == "EngineRefused":
@@ -176,6 +189,10 @@ def _degraded(observed: Observed, plan: Plan, problems: Sequence[tuple[str, str]
             reason = "PodFailing" if pod.exit else "PodNotStarting"
             again = f", restarted {pod.restarts} times" if pod.restarts else ""
             return "True", reason, f"pod {pod.name} {pod.trouble}{again}"
+    if observed.seen.doubted:
+        return "True", "ReportsNotBelieved", _doubts(observed)
+    if drifting:
+        return "True", "SettingsDrift", "; ".join(drifting[:3])
     return "False", "AsExpected", "nothing is wrong"
 
 
@@ -183,13 +200,35 @@ def _metrics(observed: Observed) -> Fact:
     serving = [pod for pod in observed.pods if pod.serves]
     if not serving:
         return "Unknown", "NoPods", "no pod serves yet"
-    unread = [f"{pod.name}: {observed.unread[pod.uid]}" for pod in serving if pod.uid in observed.unread]
-    if not unread and not observed.reports:
+    unread = [f"{pod.name}: {observed.seen.unread[pod.uid]}" for pod in serving if pod.uid in observed.seen.unread]
+    if not unread and not observed.seen.doubted and not observed.reports:
         return "Unknown", "NotRead", "no pod has been read yet"
     if unread:
         text = f"{len(unread)} of {len(serving)} pods cannot be read, so nothing scales in: "
         return "False", "ScrapeFailed", text + "; ".join(unread[:3])
+    if observed.seen.doubted:
+        return "False", "ReportsNotBelieved", f"{_doubts(observed)}; nothing scales in"
     return "True", "AllRead", f"{len(observed.reports)} of {len(serving)} pods read"
+
+
+def _doubts(observed: Observed) -> str:
+    found = [
+        f"{pod.name}: {observed.seen.doubted[pod.uid]}" for pod in observed.pods if pod.uid in observed.seen.doubted
+    ]
+    return f"{len(found)} pods send reports that are not used: " + "; ".join(found[:3])
+
+
+def _settings(spec: Spec, observed: Observed, plan: Plan, drifting: Sequence[str]) -> Fact:
+    if spec.speculation.method == "None":
+        return "True", "NoSpeculation", "spec.speculation.method is None"
+    if drifting:
+        return "False", "SettingsDrift", "; ".join(drifting[:3])
+    if not observed.reports:
+        return "Unknown", "NoReport", "no engine has reported yet"
+    behind = len(observed.reports) - len(in_step(observed.reports, plan.decision.tuning.envelope))
+    if behind:
+        return "True", "Applying", f"{behind} of {len(observed.reports)} engines are about to get them"
+    return "True", "InStep", f"{len(observed.reports)} engines hold the desired settings"
 
 
 def _draft(spec: Spec, observed: Observed, plan: Plan) -> Fact:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -53,6 +54,8 @@ class FakeEngine:
         self.envelope = Envelope()
         self._load, self._total, self._since = 0, 0.0, time.monotonic()
         self._lock = threading.Lock()
+        self.says: Callable[[str], tuple[int, str] | None] = lambda _method: None  # in place of what is right
+        self.hangs = threading.Event()
         self._server: ThreadingHTTPServer | None = None
         self.connect()
 
@@ -89,15 +92,23 @@ class FakeEngine:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 engine.reads += 1
-                self._answer(200, engine.report().model_dump_json())
+                self._answer(*(self._other("GET") or (200, engine.report().model_dump_json())))
 
             def do_PUT(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if other := self._other("PUT"):
+                    self._answer(*other)
+                    return
                 if self.headers["Authorization"] != f"Bearer {engine.token}":
                     self._answer(401, "{}")
                     return
                 engine.put(body)
                 self._answer(200, engine.report().model_dump_json())
+
+            def _other(self, method: str) -> tuple[int, str] | None:
+                while engine.hangs.is_set() and engine._server is not None:
+                    time.sleep(0.05)
+                return engine.says(method)
 
             def _answer(self, status: int, text: str) -> None:
                 self.send_response(status)
@@ -113,7 +124,7 @@ class FakeEngine:
 
     def cut(self) -> None:
         """Refuse connections from now on; what was counted goes on."""
-        if self._server:
-            self._server.shutdown()
-            self._server.server_close()
-            self._server = None
+        server, self._server = self._server, None
+        if server:
+            server.shutdown()
+            server.server_close()

@@ -14,8 +14,8 @@ from pilotfish_engine.contract.speculation import Envelope
 from pilotfish_operator import kube
 from pilotfish_operator.apply import projection
 from pilotfish_operator.config import ClusterAccess, cluster_access, resolve
-from pilotfish_operator.engines import EngineError, Engines, EnvelopeRefused
 from pilotfish_operator.kinds import PODS
+from pilotfish_operator.scrape.client import EngineError, Engines, TokenRefused
 from tests.operator.engines import FakeEngine, report
 
 
@@ -92,14 +92,14 @@ async def test_a_report_and_a_put_over_real_http() -> None:
     engine = FakeEngine("127.77.0.1", "secret")
     try:
         async with Engines() as engines:
-            assert (await engines.report("127.77.0.1", 8000, "secret")).method == "NGRAM"
+            assert (await engines.report("127.77.0.1", 8000)).method == "NGRAM"
             await engines.put("127.77.0.1", 8000, "secret", Envelope(num_steps=2))
             assert engine.envelope.num_steps == 2
-            with pytest.raises(EnvelopeRefused, match="401"):
+            with pytest.raises(TokenRefused, match="401"):
                 await engines.put("127.77.0.1", 8000, "wrong", Envelope(num_steps=1))
             engine.cut()
             with pytest.raises(EngineError, match=r"127\.77\.0\.1:8000 cannot be reached"):
-                await engines.report("127.77.0.1", 8000, "secret")
+                await engines.report("127.77.0.1", 8000)
     finally:
         engine.cut()
 
@@ -115,13 +115,13 @@ async def test_a_report_and_a_put_over_real_http() -> None:
 async def test_anything_but_a_report_is_an_error(status: int, body: str, sentence: str) -> None:
     async with answering(status, body) as port, Engines() as engines:
         with pytest.raises(EngineError, match=sentence):
-            await engines.report("127.0.0.1", port, "t")
+            await engines.report("127.0.0.1", port)
 
 
 async def test_a_newer_engine_may_say_more() -> None:
     text = report().model_dump_json()[:-1] + ', "novelty": 1}'
     async with answering(200, text) as port, Engines() as engines:
-        assert await engines.report("127.0.0.1", port, "t") == report()
+        assert await engines.report("127.0.0.1", port) == report()
 
 
 @pytest.mark.parametrize("text", ["<html>somebody between</html>", "[]", ""])

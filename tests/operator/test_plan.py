@@ -15,6 +15,7 @@ from pilotfish_operator.kinds import DEPLOYMENTS, PODS, SECRETS
 from pilotfish_operator.objects import Object, Owner
 from pilotfish_operator.observe import Observed
 from pilotfish_operator.plan import Memory, Plan, decide, plan
+from pilotfish_operator.scrape.findings import Seen
 from tests.operator.engines import report
 
 OWNER = Owner("ns", "fish", "uid-1")
@@ -159,7 +160,7 @@ def serving(count: int, unread: int = 0) -> tuple[Spec, Observed, Plan]:
     of = spec(replicas=count)
     seen = deployed(planned(of, EMPTY), [pod(f"p{i}", of) for i in range(count)])
     reports = {f"p{i}": report() for i in range(count - unread)}
-    seen = replace(seen, reports=reports, unread={f"p{i}": "timed out" for i in range(count - unread, count)})
+    seen = replace(seen, seen=Seen(reports, {f"p{i}": "timed out" for i in range(count - unread, count)}))
     return of, seen, planned(of, seen)
 
 
@@ -169,6 +170,7 @@ def test_status_of_a_model_that_serves() -> None:
     assert {kind: truth for kind, (truth, _) in conditions(found).items()} == {
         "Ready": "True", "Progressing": "False", "Degraded": "False", "MetricsAvailable": "True",
         "DraftCompatible": "True", "SpeculationActive": "True", "ScalingLimited": "False", "ModelCached": "True",
+        "SettingsApplied": "True",
     }  # fmt: skip
     assert found["readyReplicas"] == 2
     assert found["speculation"]["method"] == "NGRAM"
@@ -188,7 +190,7 @@ def test_where_the_engines_judge_otherwise_the_reason_says_whose_verdict_is_newe
         f"e{n}": report(effective=settings | {"active": active}, reason=f"e{n} has measured")
         for n, active in enumerate(engines)
     }
-    seen = replace(deployed(made, [pod(name, of) for name in reports]), reports=reports)
+    seen = replace(deployed(made, [pod(name, of) for name in reports]), seen=Seen(reports))
     made = planned(of, seen)
     assert made.decision.tuning.choice is not None
     pays = made.decision.tuning.choice.settings.num_steps > 0

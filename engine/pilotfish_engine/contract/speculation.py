@@ -1,14 +1,16 @@
 """The two messages of `/v1/speculation`: the envelope that the operator sets and the report that an engine gives.
 
 Both are JSON objects. Unknown fields of a report are ignored (a newer engine may say more); unknown fields of an update
-are an error (a caller who misspells a setting must hear of it).
+are an error (a caller who misspells a setting must hear of it). Every field of a report has its range here, next to its
+type: what breaks it is no report.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 MAX_NUM_STEPS = 8
@@ -16,6 +18,7 @@ MAX_TOPK = 8
 MIN_NUM_DRAFT_TOKENS = 2  # the root and one draft
 MAX_NUM_DRAFT_TOKENS = 64  # a node's ancestors are one 64-bit mask
 MAX_THRESHOLD = 1 << 20
+MAX_REQUESTS = 1 << 21  # of one engine, running and waiting
 
 Tuning = Literal["Adaptive", "Fixed"]
 
@@ -33,9 +36,13 @@ def _as_threshold(value: Any) -> Any:
 NumSteps = Annotated[int, Field(ge=0, le=MAX_NUM_STEPS)]
 TopK = Annotated[int, Field(ge=1, le=MAX_TOPK)]
 NumDraftTokens = Annotated[int, Field(ge=MIN_NUM_DRAFT_TOKENS, le=MAX_NUM_DRAFT_TOKENS)]
-Threshold = Annotated[
-    Literal["Auto"] | Annotated[int, Field(ge=1, le=MAX_THRESHOLD)], BeforeValidator(_as_threshold)
-]
+Threshold = Annotated[Literal["Auto"] | Annotated[int, Field(ge=1, le=MAX_THRESHOLD)], BeforeValidator(_as_threshold)]
+Count = Annotated[int, Field(ge=0, le=1 << 53)]  # past it JSON's numbers are no longer exact
+Requests = Annotated[int, Field(ge=0, le=MAX_REQUESTS)]
+Milliseconds = Annotated[float, Field(ge=0, le=3.6e6, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=1e13, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Table = Annotated[tuple[tuple[Annotated[int, Field(ge=1, le=1 << 31)], Milliseconds], ...], Field(max_length=256)]
 
 
 class _Frozen(BaseModel):
@@ -91,42 +98,50 @@ class CostProfile(_Frozen):
     overhead_ms: what a speculative step costs beside these; plain_overhead_ms: the same for a plain step.
     """
 
-    verify_ms: tuple[tuple[int, float], ...]
-    kv_ms_per_token: float = Field(default=0.0, ge=0)
-    draft_ms: tuple[tuple[int, float], ...] = ()
-    extend_ms: tuple[tuple[int, float], ...] = ()
-    overhead_ms: float = Field(default=0.0, ge=0)
-    plain_overhead_ms: float = Field(default=0.0, ge=0)
+    verify_ms: Table
+    kv_ms_per_token: Milliseconds = 0.0
+    draft_ms: Table = ()
+    extend_ms: Table = ()
+    overhead_ms: Milliseconds = 0.0
+    plain_overhead_ms: Milliseconds = 0.0
+
+    @field_validator("verify_ms", "draft_ms", "extend_ms")
+    @classmethod
+    def _ascending(cls, table: Table) -> Table:
+        sizes = [size for size, _ in table]
+        if any(one >= other for one, other in pairwise(sizes)):
+            raise ValueError(f"sizes must ascend, not {sizes[:20]}")
+        return table
 
 
 class Effective(_Frozen):
     """What the engine really runs now, probes left out. `active`: it speculates, and has done so at least once."""
 
-    num_steps: int
-    topk: int
-    num_draft_tokens: int
-    disable_threshold: int | None = Field(description="None: never disabled by load")
+    num_steps: int = Field(ge=0, le=MAX_NUM_STEPS)
+    topk: int = Field(ge=1, le=MAX_TOPK)
+    num_draft_tokens: int = Field(ge=1, le=MAX_NUM_DRAFT_TOKENS)
+    disable_threshold: Requests | None = Field(description="None: never disabled by load")
     active: bool
 
 
 class Counters(_Frozen):
     """Since engine start, monotone. One step of one request counts 1 in `steps` (speculative) or `plain_steps`."""
 
-    steps: int = 0
-    plain_steps: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-    emitted_tokens: int = 0
+    steps: Count = 0
+    plain_steps: Count = 0
+    drafted_tokens: Count = 0
+    accepted_tokens: Count = 0
+    emitted_tokens: Count = 0
 
 
 class DeviceReport(_Frozen):
     """What an engine has of its device. memory_bytes: reserved, by what for. recorded: steps made into graphs, in
     recording_seconds; recording_failures: those that could not be."""
 
-    memory_bytes: dict[str, int] = {}
-    recorded: int = 0
-    recording_seconds: float = 0.0
-    recording_failures: int = 0
+    memory_bytes: dict[Annotated[str, Field(max_length=64)], Count] = Field(default={}, max_length=64)
+    recorded: Count = 0
+    recording_seconds: Seconds = 0.0
+    recording_failures: Count = 0
 
 
 class EngineReport(_Frozen):
@@ -135,19 +150,33 @@ class EngineReport(_Frozen):
     accept_length: mean tokens a speculative step commits, bonus included; None before the first one.
     accept[d-1]: probability that at least d draft tokens of a step are accepted.
     concurrency_seconds_total: integral of running + waiting over time; a window's mean is the difference over the time.
+    pod: uid of the pod that the engine runs in, empty outside of one. uptime_seconds: since the server's start, by
+    which a reader tells a restart, and an old answer, from counters that run backwards.
     """
 
-    method: str
+    method: str = Field(min_length=1, max_length=64)
     effective: Effective
     envelope: Envelope
-    running: int
-    waiting: int
-    context_tokens: int = Field(description="KV rows of the running requests together")
-    max_running_requests: int
-    concurrency_seconds_total: float
-    accept_length: float | None
-    accept: tuple[float, ...]
+    running: Requests
+    waiting: Requests
+    context_tokens: Count = Field(description="KV rows of the running requests together")
+    max_running_requests: int = Field(ge=1, le=MAX_REQUESTS)
+    concurrency_seconds_total: Seconds
+    accept_length: float | None = Field(ge=0, le=MAX_NUM_DRAFT_TOKENS + 1, allow_inf_nan=False)
+    accept: tuple[Share, ...] = Field(max_length=MAX_NUM_DRAFT_TOKENS)
     counters: Counters
     profile: CostProfile | None
-    reason: str
+    reason: str = Field(max_length=4000)
     device: DeviceReport = DeviceReport()
+    pod: str = Field(default="", max_length=253)
+    uptime_seconds: Seconds | None = None
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> EngineReport:
+        if self.running > self.max_running_requests:
+            raise ValueError(f"running {self.running} exceeds max_running_requests {self.max_running_requests}")
+        if self.counters.accepted_tokens > self.counters.drafted_tokens:
+            raise ValueError(
+                f"accepted_tokens {self.counters.accepted_tokens} exceeds drafted_tokens {self.counters.drafted_tokens}"
+            )
+        return self

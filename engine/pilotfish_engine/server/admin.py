@@ -47,7 +47,7 @@ class Admin:
         return Response(self._service.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     async def report(self) -> Response:
-        return _json((await self._loaded_report()).model_dump_json())
+        return _json(self._service.signed(await self._loaded_report()).model_dump_json())
 
     async def profile(self) -> Response:
         """The cost profile that this engine measured at its start."""
@@ -62,7 +62,7 @@ class Admin:
         self._check_loaded()
         update = SpeculationUpdate.model_validate_json(await request.body())
         body = await self._service.link.call(messages.SetEnvelope, update=update.model_dump_json().encode())
-        return _json(body)
+        return _json(self._service.signed(EngineReport.model_validate_json(body)).model_dump_json())
 
     async def flush_cache(self, request: Request) -> Response:
         self._check_token(request)

@@ -6,10 +6,12 @@ Knows nothing about HTTP but that a refusal is an ApiError.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pilotfish_engine.config import EngineConfig
+from pilotfish_engine.contract.speculation import EngineReport
 from pilotfish_engine.messages import CoreReady
 from pilotfish_engine.server.body import Body, header
 from pilotfish_engine.server.conversation import Message, Tool
@@ -40,6 +42,7 @@ class Service:
         self.draining = False
         self._config = config.server
         self._texts: TextProcesses | None = None
+        self._started = time.monotonic()
         self._max_waiting = config.capacity.max_waiting_requests
 
     def close(self) -> None:
@@ -50,6 +53,11 @@ class Service:
     def use(self, tokenizer: Tokenizer, texts: TextProcesses) -> None:
         """From now on, and closes `texts` in the end."""
         self.tokenizer, self._texts = tokenizer, texts
+
+    def signed(self, report: EngineReport) -> EngineReport:
+        """The report with where it comes from and how old this engine is."""
+        uptime = time.monotonic() - self._started
+        return report.model_copy(update={"pod": self._config.pod_uid, "uptime_seconds": uptime})
 
     def why_not_live(self) -> str | None:
         if self.link.gone is not None:

@@ -32,7 +32,7 @@ EVERY_FLAG = (
     "--disable-threshold", "--max-running-requests", "--max-model-len", "--page-size", "--kv-tokens", "--chunk-size",
     "--tensor-parallel-size", "--overlap", "--max-waiting-requests", "--served-name", "--drain-seconds",
     "--allowed-origins",
-    "--api-key-file", "--admin-token-file", "--draft-corpus", "--memory-fraction",
+    "--api-key-file", "--admin-token-file", "--pod-uid", "--draft-corpus", "--memory-fraction",
     "--tool-call-parser", "--reasoning-parser",
 )  # fmt: skip
 
@@ -55,7 +55,7 @@ WRITTEN = {
     "overlap": "true", "max_waiting_requests": "0", "served_name": "s", "drain_seconds": "1.5",
     "allowed_origins": "*", "api_key_file": "a",
     "admin_token_file": "b", "draft_corpus": "c", "memory_fraction": "0.8",
-    "tool_call_parser": "hermes", "reasoning_parser": "none",
+    "tool_call_parser": "hermes", "reasoning_parser": "none", "pod_uid": "uid-1",
 }  # fmt: skip
 RESOLVED = EngineConfig(
     ModelConfig("m", "bfloat16", 99),
@@ -63,7 +63,7 @@ RESOLVED = EngineConfig(
         "STANDALONE", "d", Envelope(num_steps=3, topk=2, num_draft_tokens=7, disable_threshold=20, tuning="Fixed"), "c"
     ),
     CapacityConfig(5, 32, 1000, 0.8, 64, 1, True, 0),
-    ServerConfig("::1", 9, "s", "a", "b", 1.5, ("*",), "hermes", "none"),
+    ServerConfig("::1", 9, "s", "a", "b", 1.5, ("*",), "hermes", "none", "uid-1"),
 )
 
 
