@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from pilotfish_engine.contract.goodput import Choice
 from pilotfish_engine.contract.methods import NO_METHOD
-from pilotfish_engine.contract.reason import count
+from pilotfish_engine.contract.reason import count, overtaken
 from pilotfish_engine.contract.speculation import EngineReport
 from pilotfish_operator.api import Spec
 from pilotfish_operator.objects import Object, Owner
@@ -321,13 +321,12 @@ def _speculation(spec: Spec, observed: Observed, plan: Plan) -> SpeculationStatu
 
 
 def _newest(reason: str, choice: Choice | None, reports: Collection[EngineReport]) -> str:
-    """The operator's verdict on the load of a while; where engines, who judge each step, do otherwise, theirs too."""
+    """The operator's verdict on the load of a while; where engines, who judge each step, do otherwise, that too."""
     pays = choice is not None and choice.settings.num_steps > 0
     others = [report for report in reports if report.effective.active != pays]
     if choice is None or not others:
         return reason
-    do = "decode plainly" if pays else "speculate"
-    return f"{reason}. Newer than this: {len(others)} of {len(reports)} engines {do} now: {others[0].reason}"
+    return overtaken(reason, len(others), len(reports), plain=pays)
 
 
 def _most(values: Iterable[T]) -> T | None:

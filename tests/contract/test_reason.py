@@ -38,6 +38,10 @@ FORMS = {
     ),
     "2 replicas for 31.0 requests at once over 60 s, 16 each.": reason.replicas(2, 31.0, 60, 16.0, False),
     "1 replica for 9.5 requests at once over 6 s (a burst), 4.5 each.": reason.replicas(1, 9.5, 6, 4.5, True),
+    "Chose plain decoding: 525 tok/s at 16 running. Newer: 1 of 2 engines speculate now.": reason.overtaken(
+        "Chose plain decoding: 525 tok/s at 16 running. Next best: 1 step, 509. Bounds: 1/1/2, threshold Auto.",
+        1, 2, plain=False,
+    ),
     "1 replica stays: what one carries is not known yet.": reason.replicas_kept(
         1, "what one carries is not known yet"
     ),
@@ -62,5 +66,6 @@ def test_no_form_is_too_long_at_the_largest_numbers() -> None:
         reason.bounds_changed(bounds, bounds, 4096, 999_999.0, 999_999.0),
         reason.threshold_changed(bounds, bounds, 4096),
         reason.replicas(10_000, 99_999_999.9, 3600, 4096.0, True),
+        reason.overtaken(reason.chose(rated, 4096, 99_999.0, rated, bounds), 10_000, 10_000, True),
     ]
     assert [text for text in texts if len(text) > reason.LONGEST] == []

@@ -68,6 +68,15 @@ def threshold_changed(before: Envelope, after: Envelope, running: int) -> str:
     )
 
 
+def overtaken(verdict: str, others: int, engines: int, plain: bool) -> str:
+    """The form of a verdict on the load of a while where engines, who judge each step, do otherwise now.
+
+    others: of so many engines, those that do. plain: what they do is plain decoding. The bounds stand in the fields.
+    """
+    first = verdict.partition(". ")[0].removesuffix(".")
+    return f"{first}. Newer: {others} of {_count(engines, 'engine')} {'decode plainly' if plain else 'speculate'} now."
+
+
 def replicas(number: int, load: float, seconds: float, each: float, burst: bool) -> str:
     """The form of replicas that follow the load. load: requests at once, the mean over so many seconds."""
     over = f"over {seconds:.0f} s" + (" (a burst)" if burst else "")
