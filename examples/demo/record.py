@@ -69,5 +69,12 @@ def words(settings: Settings) -> str:
 
 def course(seen: Sequence[Settings]) -> str:
     """The settings in the order in which they were seen, in short."""
-    steps = [f"{s.get('numSteps', '?')}×{s.get('topK', '?')}→{s.get('numDraftTokens', '?')}" for s in seen]
-    return ", then ".join(steps) or "not known yet"
+    steps = [short(settings) for settings in seen]
+    return ", then ".join(step for step, before in zip(steps, [None, *steps], strict=False) if step != before)
+
+
+def short(settings: Settings) -> str:
+    """Steps × top-k → tokens; plain for no steps."""
+    if settings.get("numSteps") == 0:
+        return "plain"
+    return f"{settings.get('numSteps', '?')}×{settings.get('topK', '?')}→{settings.get('numDraftTokens', '?')}"

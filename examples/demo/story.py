@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from examples.demo import chat, screen
-from examples.demo.record import Record, course, part, words
+from examples.demo.record import Record, course, part, short, words
 from examples.demo.world import DemoError, World
 
 CHART, EXAMPLE = "charts/pilotfish", "examples/smollm2.yaml"
@@ -91,7 +91,8 @@ async def _load(world: World) -> None:
             record.see(status)
             record.hear(_events(world))
             replicas = f"{status.get('readyReplicas', 0)} of {status.get('replicas', 0)} replicas serve"
-            settings = f"desired: {words(part(status, 'desired'))} · engines run: {words(part(status, 'effective'))}"
+            desired, runs = part(status, "desired"), part(status, "effective")
+            settings = f"desired {words(desired)} · engines run {short(runs) if runs else 'nothing yet'}"
             concurrency = status.get("load", {}).get("concurrency", 0)
             screen.live(f"{replicas} · {settings}", f"concurrency {concurrency} · {load.done} answers")
             if load.failed > 3 * USERS:
@@ -103,8 +104,8 @@ async def _load(world: World) -> None:
         except DemoError as error:
             raise DemoError(f"{error}; the load has not shown {record.missing or 'an answer'}") from error
         screen.note(f"replicas that served at most: {record.most_replicas}")
-        screen.note(f"numSteps×topK→numDraftTokens, desired: {course(record.desired)}")
-        screen.note(f"the same as the engines ran them: {course(record.effective)}")
+        screen.note(f"bounds set, numSteps×topK→numDraftTokens: {course(record.desired)}")
+        screen.note(f"what engines ran within them: {course(record.effective)}")
         world.show("kubectl", "get", "speculativemodels")
 
 

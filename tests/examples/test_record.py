@@ -68,4 +68,5 @@ def test_what_was_not_seen_is_missing(record: Record, missing: str) -> None:
 def test_the_course_of_the_settings() -> None:
     seen = after(status(1, OTHER), status(1, OTHER), status(2, FIRST, FIRST))
     assert course(seen.desired) == "4×2→8, then 1×1→2, then 4×2→8"
-    assert course([]) == "not known yet"
+    plain = OTHER | {"numSteps": 0, "numDraftTokens": 1}
+    assert course([FIRST, plain, plain | {"disableThreshold": 15}, OTHER]) == "4×2→8, then plain, then 1×1→2"

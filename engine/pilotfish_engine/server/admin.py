@@ -6,15 +6,16 @@ import contextlib
 from collections.abc import Callable
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from pilotfish_engine import messages
-from pilotfish_engine.contract.speculation import EngineReport
+from pilotfish_engine.contract.speculation import CostProfile, EngineReport
 from pilotfish_engine.server.bodies import SpeculationUpdate
 from pilotfish_engine.server.failures import ApiError, Denied, Unavailable
 from pilotfish_engine.server.link import CoreGone
 from pilotfish_engine.server.middleware import same_bearer
+from pilotfish_engine.server.openapi import ADMIN_TOKEN, CHANGING, PROBED, UPDATED, Flushed, answers
 from pilotfish_engine.server.service import Service
 
 
@@ -23,13 +24,17 @@ class Admin:
         self._service = service
         self.router = APIRouter()
         route: Callable[..., None] = self.router.add_api_route
-        route("/health", self.health, methods=["GET"])
-        route("/ready", self.ready, methods=["GET"])
-        route("/metrics", self.metrics, methods=["GET"])
-        route("/v1/speculation", self.report, methods=["GET"])
-        route("/v1/speculation", self.set_envelope, methods=["PUT"])
-        route("/v1/profile", self.profile, methods=["GET"])
-        route("/flush_cache", self.flush_cache, methods=["POST"])
+        token = {"dependencies": [ADMIN_TOKEN]}
+        route("/health", self.health, methods=["GET"], responses=PROBED)
+        route("/ready", self.ready, methods=["GET"], responses=PROBED)
+        route("/metrics", self.metrics, methods=["GET"], response_class=PlainTextResponse)
+        route("/v1/speculation", self.report, methods=["GET"], responses=answers(EngineReport, 503))
+        route(
+            "/v1/speculation", self.set_envelope, methods=["PUT"], **token,
+            responses=answers(EngineReport, *CHANGING), openapi_extra=UPDATED,
+        )  # fmt: skip
+        route("/v1/profile", self.profile, methods=["GET"], responses=answers(CostProfile, 404, 503))
+        route("/flush_cache", self.flush_cache, methods=["POST"], **token, responses=answers(Flushed, *CHANGING))
 
     async def health(self) -> Response:
         """Live: a restart would not help. True while the model loads."""

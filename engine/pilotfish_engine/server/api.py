@@ -21,6 +21,17 @@ from pilotfish_engine.server.bodies import (
 )
 from pilotfish_engine.server.failures import ApiError, Invalid
 from pilotfish_engine.server.generation import Generation, Piece, check_choices, check_tokens, sampling_params
+from pilotfish_engine.server.openapi import (
+    CHUNKS,
+    GENERATING,
+    ChatCompletion,
+    Completion,
+    Detokenized,
+    Model,
+    Models,
+    Tokens,
+    answers,
+)
 from pilotfish_engine.server.parts import ContentReader
 from pilotfish_engine.server.reading import Reading, read_chat
 from pilotfish_engine.server.service import Service
@@ -35,12 +46,14 @@ class Api:
         self._began = int(time.time())
         self.router = APIRouter()
         route: Callable[..., None] = self.router.add_api_route
-        route("/v1/chat/completions", self.chat, methods=["POST"])
-        route("/v1/completions", self.complete, methods=["POST"])
-        route("/v1/models", self.models, methods=["GET"])
-        route("/v1/models/{name:path}", self.model, methods=["GET"])
-        route("/tokenize", self.tokenize, methods=["POST"])
-        route("/detokenize", self.detokenize, methods=["POST"])
+        chat = answers(ChatCompletion, *GENERATING, streamed=CHUNKS)
+        route("/v1/chat/completions", self.chat, methods=["POST"], responses=chat)
+        completion = answers(Completion, *GENERATING, streamed=CHUNKS)
+        route("/v1/completions", self.complete, methods=["POST"], responses=completion)
+        route("/v1/models", self.models, methods=["GET"], responses=answers(Models, 401))
+        route("/v1/models/{name:path}", self.model, methods=["GET"], responses=answers(Model, 401, 404))
+        route("/tokenize", self.tokenize, methods=["POST"], responses=answers(Tokens, *GENERATING))
+        route("/detokenize", self.detokenize, methods=["POST"], responses=answers(Detokenized, *GENERATING))
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         request.state.ignored_fields = self._service.ignored(body)

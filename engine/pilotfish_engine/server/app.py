@@ -36,10 +36,11 @@ CLIENT_CLOSED_REQUEST = 499  # nobody reads it; it keeps the count of what happe
 def create(service: Service, api_key: str | None, body_seconds: float, origins: Sequence[str] = ()) -> ASGIApp:
     """origins: whose pages may call this from a browser."""
     app = FastAPI(title="Pilotfish engine", docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.include_router(Api(service).router)
-    app.include_router(Responses(service).router)
+    key = [openapi.API_KEY] if api_key is not None else []
+    app.include_router(Api(service).router, dependencies=key)
+    app.include_router(Responses(service).router, dependencies=key)
     app.include_router(Admin(service).router)
-    document = openapi.describe(app, service.name, api_key is not None)
+    document = openapi.describe(app, service.name)
     app.openapi = lambda: document  # type: ignore[method-assign]
     for kind in (ApiError, RequestValidationError, ValidationError, RequestError, CoreGone, HTTPException, ClientGone):
         app.add_exception_handler(kind, _respond)
@@ -64,7 +65,8 @@ async def _respond(request: Request, error: Exception) -> Response:
         path = request.url.path[:200]
         told.message = f"{path} is not served here; POST /v1/chat/completions is, and what else, /openapi.json tells"
     if told.status == METHOD_NOT_ALLOWED:  # Starlette tells the methods of one of the path's routes
-        told.headers["Allow"] = openapi.methods(request.url.path) or told.headers["Allow"]
+        known = request.app.openapi()["paths"].get(request.url.path, ())
+        told.headers["Allow"] = ", ".join(sorted(map(str.upper, known))) or told.headers["Allow"]
     return told.response()
 
 

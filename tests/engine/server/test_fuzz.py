@@ -18,6 +18,14 @@ from tests.engine.server.serving import NAME, Engine, engine, wait_until
 
 WRONG_REQUESTS = 2000
 
+OPERATIONS = {
+    *[("get", path) for path in ("/v1/models", "/v1/models/{name}", "/health", "/ready", "/metrics", "/v1/profile")],
+    *[("post", path) for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses")],
+    *[("post", path) for path in ("/tokenize", "/detokenize", "/flush_cache")],
+    ("get", "/v1/speculation"),
+    ("put", "/v1/speculation"),
+}
+
 
 def test_no_wrong_request_gets_anything_but_a_refusal_and_the_next_is_served(served: Engine) -> None:
     before = served.get("/v1/speculation").json()["envelope"]
@@ -48,14 +56,14 @@ def test_schemathesis_finds_no_server_error_and_no_answer_beside_the_schema(empt
         ]  # fmt: skip
         ran = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=tmp_path)
         assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-2000:]
-        assert f"Tested: {len(openapi.ROUTES)}" in ran.stdout
+        assert f"Tested: {len(OPERATIONS)}" in ran.stdout
         assert started.get("/health").status_code == 200
 
 
 def test_the_document_is_complete_and_refers_to_nothing_that_it_lacks(served: Engine) -> None:
     document = served.get("/openapi.json").json()
     operations = {(method, path) for path, known in document["paths"].items() for method in known}
-    assert operations == openapi.ROUTES.keys()
+    assert operations == OPERATIONS
     text = json.dumps(document)
     for reference in text.split('"#/components/schemas/')[1:]:
         assert reference.split('"')[0] in document["components"]["schemas"]

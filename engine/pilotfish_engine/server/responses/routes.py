@@ -13,9 +13,11 @@ from fastapi.responses import Response
 from pilotfish_engine.server import delivery
 from pilotfish_engine.server.api import start_chat
 from pilotfish_engine.server.failures import ApiError
+from pilotfish_engine.server.openapi import GENERATING, NAMED, answers
 from pilotfish_engine.server.responses.answer import Answer
 from pilotfish_engine.server.responses.output import Output
 from pilotfish_engine.server.responses.request import ResponsesRequest
+from pilotfish_engine.server.responses.schema import ResponseObject
 from pilotfish_engine.server.service import Service
 
 # what a chat calls its fields: what they are called here
@@ -31,7 +33,8 @@ class Responses:
     def __init__(self, service: Service) -> None:
         self._service = service
         self.router = APIRouter()
-        self.router.add_api_route("/v1/responses", self.respond, methods=["POST"])
+        answer = answers(ResponseObject, *GENERATING, streamed=NAMED)
+        self.router.add_api_route("/v1/responses", self.respond, methods=["POST"], responses=answer)
         self.router.add_api_route(
             "/v1/responses/{rest:path}", _stored, methods=["GET", "POST", "DELETE"], include_in_schema=False
         )
