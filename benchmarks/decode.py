@@ -99,7 +99,7 @@ def decode(parts: Parts, envelope: EnvelopeUpdate, batch: Sequence[list[int]]) -
 
 
 def torch_linear(x: torch.Tensor, layer: Linear) -> torch.Tensor:
-    return functional.linear(x, layer.weight)
+    return functional.linear(x, layer.dense())
 
 
 LINEAR: dict[str, Callable[[torch.Tensor, Linear], torch.Tensor]] = {
@@ -117,13 +117,13 @@ def linear_rate(parts: Parts, batch: int, apply: Callable[[torch.Tensor, Linear]
         assert isinstance(attention, GroupedQueryAttention), "SmolLM2 is a Llama"
         assert isinstance(mlp, GatedMLP), "SmolLM2 is a Llama"
         linears += [attention.qkv, attention.out, mlp.gate_up, mlp.down]
-    inputs = {width: torch.randn(batch, width, dtype=decoder.dtype) for width in {x.weight.shape[1] for x in linears}}
+    inputs = {width: torch.randn(batch, width, dtype=decoder.dtype) for width in {x.dense().shape[1] for x in linears}}
     seconds = []
     with torch.inference_mode():
         for _ in range(PASSES):
             begun = time.perf_counter()
             for linear in linears:
-                apply(inputs[linear.weight.shape[1]], linear)
+                apply(inputs[linear.dense().shape[1]], linear)
             seconds.append(time.perf_counter() - begun)
     return batch / median(seconds)
 

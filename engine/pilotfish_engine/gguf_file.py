@@ -67,8 +67,12 @@ class GgufHead:
         import gguf
         import numpy as np
 
-        stored = self._bytes[tensor.start : tensor.start + tensor.num_bytes].reshape(*tensor.shape[:-1], -1)
-        return np.array(gguf.quants.dequantize(stored, tensor.kind), dtype=np.float32).reshape(tensor.shape)
+        numbers = gguf.quants.dequantize(self.stored(tensor), tensor.kind)
+        return np.array(numbers, dtype=np.float32).reshape(tensor.shape)
+
+    def stored(self, tensor: GgufTensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """The bytes of each row, in the shape of the tensor but for its last axis."""
+        return self._bytes[tensor.start : tensor.start + tensor.num_bytes].reshape(*tensor.shape[:-1], -1)
 
 
 def read_keys(path: Path) -> dict[str, Any]:

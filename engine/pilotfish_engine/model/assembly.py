@@ -5,7 +5,7 @@ The tensors that `build_layer` reads are those of `shape.layer_tensors(prefix, i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from pilotfish_engine import kernels
 from pilotfish_engine.model import rope
 from pilotfish_engine.model.attention import GroupedQueryAttention
 from pilotfish_engine.model.layers import MLP, Attention, DecoderLayer, GatedMLP, RMSNorm
-from pilotfish_engine.model.linear import Linear
+from pilotfish_engine.model.linear import Linear, Rows, read_experts, read_linear
 from pilotfish_engine.model.mla import LatentAttention, LowRank
 from pilotfish_engine.model.moe import MixtureOfExperts, Router
 from pilotfish_engine.model.shape import LatentShape, ModelShape, MoEShape, RopeShape, WindowShape
@@ -64,22 +64,19 @@ def build_attention(
     """The kind that the shape asks for; `prefix` is like "model.layers.3.self_attn."."""
     if shape.latent is not None:
         return _latent_attention(weights, shape.latent, shape.num_heads, prefix, cos_sin)
-    order = None
-    if shape.rope.rotated is not None:
-        order = rope.order(shape.head_dim, shape.rope.rotated)
-    qkv, gate = _qkv(weights, shape, prefix, "weight", order)
-    qkv_bias, gate_bias = _qkv(weights, shape, prefix, "bias", order) if shape.qkv_bias else (None, None)
+    order = None if shape.rope.rotated is None else rope.order(shape.head_dim, shape.rope.rotated)
+    qkv, gate = _qkv_and_gate(weights, shape, prefix, order)
     qk_norm = None
     if shape.qk_norm:
         q_norm, k_norm = (build_norm(weights, shape, f"{prefix}{name}_norm.weight", order) for name in "qk")
         qk_norm = (q_norm, k_norm)
     return GroupedQueryAttention(
-        qkv=Linear(qkv, qkv_bias),
-        out=_linear(weights, f"{prefix}o_proj", bias=shape.out_bias),
+        qkv=qkv,
+        out=read_linear(weights, Rows(f"{prefix}o_proj"), bias=shape.out_bias),
         cos_sin=cos_sin,
         scale=shape.head_dim**-0.5 if shape.query_scale is None else shape.query_scale,
         qk_norm=qk_norm,
-        gate=None if gate is None else Linear(gate, gate_bias),
+        gate=gate,
         # one that no sequence outgrows hides nothing
         window=None if window is None or window.size >= cos_sin.shape[0] else window.size,
     )
@@ -102,29 +99,28 @@ def _latent_attention(
     def rotated(name: str, still: int, bias: bool) -> Linear:
         """Rows of heads of which `still` dimensions come before those that turn."""
         order = torch.cat((torch.arange(still), still + turning))
-        kinds = ("weight", "bias") if bias else ("weight",)
-        parts = [_ordered(weights.files.read(f"{prefix}{name}.{kind}"), order) for kind in kinds]
-        return Linear(*(weights.place(part.shape, [part]) for part in parts))
+        rows = weights.shapes[f"{prefix}{name}.weight"][0] // len(order)
+        return read_linear(weights, Rows(f"{prefix}{name}", _of_each_head(rows, len(order), order)), bias=bias)
 
     query: Callable[[Tensor], Tensor]
     if latent.q_rank is None:
         query = rotated("q_proj", latent.nope_dim, bias=False)
     else:
         query = LowRank(
-            down=_linear(weights, f"{prefix}q_a_proj", bias=latent.bias),
+            down=read_linear(weights, Rows(f"{prefix}q_a_proj"), bias=latent.bias),
             norm=norm("q_a_layernorm"),
             up=rotated("q_b_proj", latent.nope_dim, bias=False),
         )
     down = rotated("kv_a_proj_with_mqa", latent.kv_rank, bias=latent.bias)
     down_norm = norm("kv_a_layernorm")
-    key_and_value = weights.read(f"{prefix}kv_b_proj.weight").view(heads, -1, latent.kv_rank)
+    key_and_value = read_linear(weights, Rows(f"{prefix}kv_b_proj")).dense().view(heads, -1, latent.kv_rank)
     return LatentAttention(
         query=query,
         latent=down,
         latent_norm=down_norm,
         key=key_and_value[:, : latent.nope_dim],
         value=key_and_value[:, latent.nope_dim :],
-        out=_linear(weights, f"{prefix}o_proj", bias=latent.bias),
+        out=read_linear(weights, Rows(f"{prefix}o_proj"), bias=latent.bias),
         cos_sin=cos_sin,
         scale=latent.temperature * (latent.nope_dim + latent.rope_dim) ** -0.5,
     )
@@ -138,52 +134,43 @@ def _mixture(weights: Weights, moe: MoEShape, prefix: str) -> MixtureOfExperts:
         moe.routing,
     )
     experts = [f"{prefix}experts.{number}." for number in range(moe.routing.num_experts)]
-    gate_up = weights.read(*(f"{expert}{name}_proj.weight" for expert in experts for name in ("gate", "up")))
-    down = weights.read(*(f"{expert}down_proj.weight" for expert in experts))
+    gate_up = read_experts(weights, [[Rows(f"{expert}gate_proj"), Rows(f"{expert}up_proj")] for expert in experts])
+    down = read_experts(weights, [[Rows(f"{expert}down_proj")] for expert in experts])
     shared = gate = None
     if moe.shared is not None:
         name, _ = moe.shared
         shared = _gated_mlp(weights, f"{prefix}{name}.")
-        gate = _linear(weights, f"{prefix}{name}_gate", bias=False) if moe.shared_gate else None
-    size = (len(experts), -1)
-    return MixtureOfExperts(
-        router, gate_up.view(*size, gate_up.shape[1]), down.view(*size, down.shape[1]), shared, gate
-    )
+        gate = read_linear(weights, Rows(f"{prefix}{name}_gate")) if moe.shared_gate else None
+    return MixtureOfExperts(router, gate_up, down, shared, gate)
 
 
 def _gated_mlp(
     weights: Weights, prefix: str, activation: Callable[[Tensor], Tensor] = kernels.silu_and_mul
 ) -> GatedMLP:
     return GatedMLP(
-        gate_up=Linear(weights.read(f"{prefix}gate_proj.weight", f"{prefix}up_proj.weight")),
-        down=Linear(weights.read(f"{prefix}down_proj.weight")),
+        gate_up=read_linear(weights, Rows(f"{prefix}gate_proj"), Rows(f"{prefix}up_proj")),
+        down=read_linear(weights, Rows(f"{prefix}down_proj")),
         activation=activation,
     )
 
 
-def _linear(weights: Weights, name: str, bias: bool) -> Linear:
-    return Linear(weights.read(f"{name}.weight"), weights.read(f"{name}.bias") if bias else None)
-
-
-def _qkv(
-    weights: Weights, shape: ModelShape, prefix: str, kind: str, order: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
+def _qkv_and_gate(
+    weights: Weights, shape: ModelShape, prefix: str, order: Tensor | None
+) -> tuple[Linear, Linear | None]:
     """Rows of Q, K and V one below the other, each head's in the order of rotation, and those of an output gate. With a
     gate q_proj holds, for every head, rows of its query and as many of its gate."""
-    q, k, v = (weights.files.read(f"{prefix}{name}_proj.{kind}") for name in "qkv")
-    gate = None
+    heads, dim = shape.num_heads, shape.head_dim
+    plain, gate = torch.arange(dim), None
+    q = None if order is None else _of_each_head(heads, dim, order)
+    k = None if order is None else _of_each_head(shape.num_kv_heads, dim, order)
     if shape.output_gate:
-        q, gate = (part.flatten(0, 1) for part in q.view(shape.num_heads, 2, shape.head_dim, *q.shape[1:]).unbind(1))
-        gate = weights.place(gate.shape, [gate])
-
-    def parts() -> Iterator[Tensor]:
-        yield _ordered(q, order)
-        yield _ordered(k, order)
-        yield v
-
-    return weights.place([q.shape[0] + k.shape[0] + v.shape[0], *q.shape[1:]], parts()), gate
+        q = _of_each_head(heads, 2 * dim, plain if order is None else order)
+        gate_rows = Rows(f"{prefix}q_proj", _of_each_head(heads, 2 * dim, dim + plain))
+        gate = read_linear(weights, gate_rows, bias=shape.qkv_bias)
+    parts = Rows(f"{prefix}q_proj", q), Rows(f"{prefix}k_proj", k), Rows(f"{prefix}v_proj")
+    return read_linear(weights, *parts, bias=shape.qkv_bias), gate
 
 
-def _ordered(rows: Tensor, order: Tensor | None) -> Tensor:
-    """rows [heads · D, …] with the D of each head in this order."""
-    return rows if order is None else rows.view(-1, len(order), *rows.shape[1:])[:, order].flatten(0, 1)
+def _of_each_head(heads: int, stride: int, order: Tensor) -> Tensor:
+    """int64: these rows of every head, of which each has `stride`."""
+    return (stride * torch.arange(heads).unsqueeze(1) + order).flatten()

@@ -40,6 +40,14 @@ class Checkpoint(Protocol):
         """The tensor in its own floating dtype, or float32 where it was quantised."""
         ...
 
+    def stored_type(self, name: str) -> str:
+        """As weights.Files; so are the others."""
+        ...
+
+    def read_stored(self, name: str) -> Mapping[str, Tensor]: ...
+
+    def cut(self, name: str) -> None: ...
+
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """Raises CheckpointError when there is nothing at `path`, or nothing that can be read as a model."""

@@ -38,7 +38,7 @@ from pilotfish_engine.model.decoder import Decoder
 from pilotfish_engine.model.families import draft_shape_from_config
 from pilotfish_engine.model.inputs import KVCache
 from pilotfish_engine.model.layers import Embedding, RMSNorm, reading
-from pilotfish_engine.model.linear import Linear
+from pilotfish_engine.model.linear import Linear, Rows, read_linear
 from pilotfish_engine.model.safetensors_checkpoint import SafetensorsFolder
 from pilotfish_engine.model.shape import ModelShape
 from pilotfish_engine.model.weights import Weights
@@ -166,8 +166,7 @@ class ContextKV:
 
     def __init__(self, attention: GroupedQueryAttention, q_size: int) -> None:
         assert attention.qk_norm is not None
-        qkv = attention.qkv
-        self._kv = Linear(qkv.weight[q_size:], None if qkv.bias is None else qkv.bias[q_size:])
+        self._kv = attention.qkv.behind(q_size)
         self._k_norm = attention.qk_norm[1]
         self._cos_sin = attention.cos_sin
 
@@ -189,12 +188,9 @@ class DFlashDraft:
         self.decoder = decoder
         self._context = context
         self._fc = fc
+        self.feature_size = fc.dense().shape[1]
         self._hidden_norm = hidden_norm
         self._to_target = to_target
-
-    @property
-    def feature_size(self) -> int:
-        return self._fc.weight.shape[1]
 
     @torch.inference_mode()
     def write_context(self, features: Tensor, positions: Tensor, slots: Tensor, kv: KVCache) -> None:
@@ -216,12 +212,12 @@ def load(folder: SafetensorsFolder, shape: DFlashShape, target: Decoder, max_pos
     cos_sin = assembly.rotary_table(sizes, max_positions, target.device)
     own = EMBED in shapes
     embed = reading(Embedding(weights.read(EMBED)), target.num_tokens) if own else target.embed
-    fc, hidden_norm = Linear(weights.read("fc.weight")), assembly.build_norm(weights, sizes, "hidden_norm.weight")
+    fc, hidden_norm = read_linear(weights, Rows("fc")), assembly.build_norm(weights, sizes, "hidden_norm.weight")
     layers = [
         assembly.build_layer(weights, sizes, f"layers.{index}.", index, cos_sin) for index in range(sizes.num_layers)
     ]
     norm = assembly.build_norm(weights, sizes, "norm.weight")
-    head = Linear(weights.read(HEAD)) if HEAD in shapes else target.lm_head
+    head = read_linear(weights, Rows(HEAD.removesuffix(".weight"))) if HEAD in shapes else target.lm_head
     context = []
     for layer in layers:
         assert isinstance(layer.attention, GroupedQueryAttention), "Qwen3's layers have no other"

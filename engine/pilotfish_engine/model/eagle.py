@@ -20,7 +20,7 @@ from pilotfish_engine.model.eagle_checkpoint import HeadCheckpoint
 from pilotfish_engine.model.eagle_shape import HeadShape
 from pilotfish_engine.model.inputs import ForwardInputs, KVCache
 from pilotfish_engine.model.layers import MLP, Attention, DecoderLayer, Embedding, RMSNorm, reading
-from pilotfish_engine.model.linear import Linear
+from pilotfish_engine.model.linear import Dense, Linear, Rows, read_linear
 from pilotfish_engine.model.weights import Weights
 
 
@@ -178,7 +178,7 @@ def load_head(path: Path, target: Decoder, dtype: torch.dtype, max_positions: in
     norm = None if shape.method == "EAGLE" else assembly.build_norm(weights, block, "norm.weight")
     lm_head = target.lm_head
     if shape.lm_head != "target":
-        lm_head = Linear(weights.read("lm_head.weight") if shape.lm_head == "own" else embed.weight)
+        lm_head = read_linear(weights, Rows("lm_head")) if shape.lm_head == "own" else Dense(embed.weight)
     d2t = checkpoint.target_ids()
     return Head(
         shape=shape,
@@ -203,7 +203,7 @@ def _fusion(weights: Weights, shape: HeadShape) -> Fusion:
 
 
 def _fc(weights: Weights, shape: HeadShape) -> Linear:
-    return Linear(weights.read("fc.weight"), weights.read("fc.bias") if shape.fc_bias else None)
+    return read_linear(weights, Rows("fc"), bias=shape.fc_bias)
 
 
 def _first_layer(weights: Weights, shape: HeadShape, cos_sin: Tensor) -> FirstLayer:

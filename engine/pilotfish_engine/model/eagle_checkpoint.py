@@ -99,6 +99,15 @@ class HeadCheckpoint:
     def read(self, name: str) -> Tensor:
         return self._folder.read(self._names[name])
 
+    def stored_type(self, name: str) -> str:
+        return self._folder.stored_type(self._names[name])
+
+    def read_stored(self, name: str) -> Mapping[str, Tensor]:
+        return self._folder.read_stored(self._names[name])
+
+    def cut(self, name: str) -> None:
+        return None
+
     def target_ids(self) -> Tensor | None:
         """int64 [draft_vocab_size]: the target's token for each of the draft's, in the files the difference of the two.
         None where they are the same."""

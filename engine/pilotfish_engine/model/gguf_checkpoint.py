@@ -148,7 +148,19 @@ class GgufCheckpoint:
         return counts
 
     def read(self, name: str) -> Tensor:
-        weight = self._dequantised(self._tensors[name])
+        return self._in_halves(name, self._dequantised(self._tensors[name]))
+
+    def stored_type(self, name: str) -> str:
+        return self._tensors[name].kind.name
+
+    def read_stored(self, name: str) -> Mapping[str, Tensor]:
+        """Each row's bytes."""
+        return {"weight": self._in_halves(name, torch.from_numpy(self._head.stored(self._tensors[name]).copy()))}
+
+    def cut(self, name: str) -> None:
+        return None
+
+    def _in_halves(self, name: str, weight: Tensor) -> Tensor:
         if self._architecture == "llama" and name.endswith("q_proj.weight"):
             return _halves_from_interleaved(weight, self.shape.num_heads)
         if self._architecture == "llama" and name.endswith("k_proj.weight"):

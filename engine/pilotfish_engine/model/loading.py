@@ -11,7 +11,7 @@ from pilotfish_engine.model import assembly
 from pilotfish_engine.model.checkpoint import check_tensors, open_checkpoint
 from pilotfish_engine.model.decoder import Decoder
 from pilotfish_engine.model.layers import Embedding
-from pilotfish_engine.model.linear import Linear
+from pilotfish_engine.model.linear import Dense, Rows, read_linear
 from pilotfish_engine.model.parallel import Part, SharedDecoder
 from pilotfish_engine.model.shape import ModelShape
 from pilotfish_engine.model.weights import Weights
@@ -55,7 +55,7 @@ def load(
     ]
     norm = assembly.build_norm(weights, shape, "model.norm.weight")
     embed = weights.read("model.embed_tokens.weight")
-    head = embed if shape.tie_word_embeddings else weights.read("lm_head.weight")
+    head = Dense(embed) if shape.tie_word_embeddings else read_linear(weights, Rows("lm_head"))
     if ranks is None:
-        return Decoder(shape, Embedding(embed), layers, norm, Linear(head))
+        return Decoder(shape, Embedding(embed), layers, norm, head)
     return SharedDecoder(checkpoint.shape, shape, embed, layers, norm, head, ranks)

@@ -48,6 +48,10 @@ class Arena:
         self._memory = zeros([sum(self._lines(size) for size in sizes)], dtype, device)
         self._taken = 0
 
+    def has(self, size: Sequence[int]) -> bool:
+        """Whether there is room for a tensor of this size."""
+        return self._taken + math.prod(size) <= self._memory.numel()
+
     def take(self, size: Sequence[int]) -> Tensor:
         count = math.prod(size)
         tensor = self._memory[self._taken : self._taken + count].view(*size)

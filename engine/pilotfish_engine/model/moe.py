@@ -1,9 +1,7 @@
 """Mixture of experts: a router, experts of which each token passes a few, and one MLP that all may share.
 
 Tensor code of fixed shape. The N·k pairs of token and expert are sorted by expert and run as two grouped products, so
-that every weight of a chosen expert is read once, whatever N is, and no product is wasted. Where the library has no
-grouped product that stays on the device, on a GPU in other dtypes than bfloat16 and for rows of odd lengths, each pair
-multiplies a copy of its expert's matrix instead: right, and as slow as it sounds.
+that every weight of a chosen expert is read once, whatever N is, and no product is wasted (`linear`).
 """
 
 from __future__ import annotations
@@ -14,10 +12,8 @@ from torch.nn import functional
 
 from pilotfish_engine import kernels
 from pilotfish_engine.model.layers import GatedMLP
-from pilotfish_engine.model.linear import Linear
+from pilotfish_engine.model.linear import Experts, Linear
 from pilotfish_engine.model.shape import RoutingShape
-
-GROUPED_ALIGNMENT = 16  # bytes, of which the library's grouped product takes rows of multiples
 
 
 class Router:
@@ -52,11 +48,11 @@ class Router:
 
 
 class MixtureOfExperts:
-    """gate_up: [E, 2·F, H], gate first; down: [E, H, F]; shared: the MLP that every token passes; shared_gate: [1, H],
-    whose sigmoid weighs the shared MLP."""
+    """gate_up: E of [2·F, H], gate first; down: E of [H, F]; shared: the MLP that every token passes; shared_gate: of
+    [1, H], whose sigmoid weighs the shared MLP."""
 
     def __init__(
-        self, router: Router, gate_up: Tensor, down: Tensor, shared: GatedMLP | None, shared_gate: Linear | None
+        self, router: Router, gate_up: Experts, down: Experts, shared: GatedMLP | None, shared_gate: Linear | None
     ) -> None:
         self.router = router
         self.gate_up = gate_up
@@ -77,18 +73,9 @@ class MixtureOfExperts:
         experts, weights = self.router(x)
         by_expert, pair = experts.flatten().sort(stable=True)
         token = pair // experts.shape[1]
-        numbers = torch.arange(self.down.shape[0], device=x.device)
+        numbers = torch.arange(self.down.count, device=x.device)
         ends = torch.searchsorted(by_expert, numbers, right=True).to(torch.int32)
-        inner = kernels.silu_and_mul(_grouped(x[token], self.gate_up, by_expert, ends))
-        outputs = torch.empty_like(x[token]).index_copy_(0, pair, _grouped(inner, self.down, by_expert, ends))
+        inner = kernels.silu_and_mul(self.gate_up(x[token], by_expert, ends))
+        outputs = torch.empty_like(x[token]).index_copy_(0, pair, self.down(inner, by_expert, ends))
         weighted = outputs.view(*experts.shape, -1).float() * weights.unsqueeze(2)
         return weighted.sum(dim=1).to(x.dtype)
-
-
-def _grouped(x: Tensor, weight: Tensor, experts: Tensor, ends: Tensor) -> Tensor:
-    """x [M, in], row m times weight[experts[m]]ᵀ of weight [E, out, in] → [M, out]. experts int64 [M] ascend; ends
-    int32 [E] is where each one's rows end."""
-    aligned = all(width * weight.itemsize % GROUPED_ALIGNMENT == 0 for width in weight.shape[1:])
-    if not aligned or (x.is_cuda and x.dtype is not torch.bfloat16):
-        return torch.bmm(weight[experts], x.unsqueeze(2)).squeeze(2)
-    return functional.grouped_mm(x, weight.transpose(1, 2), offs=ends)

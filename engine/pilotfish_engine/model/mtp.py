@@ -22,7 +22,7 @@ from torch import Tensor
 from pilotfish_engine.model.assembly import build_layer, build_norm, rotary_table
 from pilotfish_engine.model.inputs import ForwardInputs, KVCache
 from pilotfish_engine.model.layers import DecoderLayer, Embedding, RMSNorm
-from pilotfish_engine.model.linear import Linear
+from pilotfish_engine.model.linear import Linear, Rows, read_linear
 from pilotfish_engine.model.shape import ModelShape
 from pilotfish_engine.model.weights import Files, Weights
 
@@ -168,7 +168,7 @@ def load_heads(heads: HeadSet, files: Files, embed: Embedding, max_positions: in
             embed=embed,
             embed_norm=embed_norm,
             hidden_norm=hidden_norm,
-            projection=Linear(weights.read(f"{prefix}{form.projection}.weight")),
+            projection=read_linear(weights, Rows(f"{prefix}{form.projection}")),
             hidden_first=form.hidden_first,
             layer=build_layer(weights, shape, prefix + form.block, heads.layer_index(head), cos_sin),
             final_norm=final_norm,

@@ -9,6 +9,7 @@ Knows nothing about processes, or about what is decided from the logits.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import gcd
 from pathlib import Path
@@ -25,6 +26,7 @@ from pilotfish_engine.model.inputs import ForwardInputs, KVCache
 from pilotfish_engine.model.layers import MLP, Attention, DecoderLayer, Embedding, RMSNorm
 from pilotfish_engine.model.linear import Linear
 from pilotfish_engine.model.shape import ModelShape
+from pilotfish_engine.model.weights import Cut
 
 VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")  # divided by rows; the last rank's may be fewer
 ADDED_ONCE = "o_proj.bias"  # of what is summed over the ranks: rank 0 adds it
@@ -80,14 +82,28 @@ class Part:
         tensor, size = self._checkpoint.read(name), self.tensor_shapes[name]
         if name.endswith(ADDED_ONCE) and self._rank > 0:
             return torch.zeros_like(tensor)
-        for axis, length in enumerate(size):
-            first = min(self._rank * length, tensor.shape[axis])
-            if length < tensor.shape[axis]:
-                tensor = tensor.narrow(axis, first, min(length, tensor.shape[axis] - first))
-        if tensor.shape == size:
-            return tensor
+        part = tensor[self._cut(tuple(tensor.shape), size)]
+        if part.shape == size:
+            return part
         assert name in VOCABULARY, "all else is divided evenly"
-        return functional.pad(tensor, (0, 0, 0, size[0] - tensor.shape[0]))
+        return functional.pad(part, (0, 0, 0, size[0] - part.shape[0]))
+
+    def stored_type(self, name: str) -> str:
+        return self._checkpoint.stored_type(name)
+
+    def read_stored(self, name: str) -> Mapping[str, Tensor]:
+        return self._checkpoint.read_stored(name)
+
+    def cut(self, name: str) -> Cut | None:
+        return self._cut(self._checkpoint.tensor_shapes[name], self.tensor_shapes[name])
+
+    def _cut(self, whole: tuple[int, ...], own: tuple[int, ...]) -> Cut:
+        def cut(length: int, part: int) -> slice:
+            if part >= length:
+                return slice(None)
+            return slice(min(self._rank * part, length), min((self._rank + 1) * part, length))
+
+        return tuple(cut(length, part) for length, part in zip(whole, own, strict=True))
 
 
 class SharedEmbedding(Embedding):
@@ -104,17 +120,25 @@ class SharedEmbedding(Embedding):
         return self._ranks.all_reduce(torch.where(mine.unsqueeze(1), found, 0))
 
 
-class SharedHead(Linear):
-    """weight: [⌈V / size⌉, H], this rank's rows of an LM head over vocab_size tokens; every rank gets all logits."""
+class SharedHead:
+    """head: of [⌈V / size⌉, H], this rank's rows of an LM head over vocab_size tokens; every rank gets all logits."""
 
-    def __init__(self, weight: Tensor, vocab_size: int, ranks: Ranks) -> None:
-        super().__init__(weight)
+    def __init__(self, head: Linear, vocab_size: int, ranks: Ranks) -> None:
+        self._head = head
         self._vocab_size = vocab_size
         self._ranks = ranks
 
     def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-        parts = self._ranks.all_gather(super().__call__(x, out_dtype))
+        parts = self._ranks.all_gather(self._head(x, out_dtype))
         return parts.transpose(0, 1).flatten(1)[:, : self._vocab_size]
+
+    def behind(self, first: int) -> Linear:
+        """Of this rank's rows."""
+        return self._head.behind(first)
+
+    def dense(self) -> Tensor:
+        """This rank's rows."""
+        return self._head.dense()
 
 
 class SharedAttention:
@@ -150,7 +174,7 @@ class SharedDecoder(Decoder):
         embed: Tensor,
         layers: list[DecoderLayer],
         norm: RMSNorm,
-        lm_head: Tensor,
+        lm_head: Linear,
         ranks: Ranks,
     ) -> None:
         shared = [

@@ -108,6 +108,17 @@ class SafetensorsFolder:
             )
         return tensor
 
+    def stored_type(self, name: str) -> str:
+        found: str = self._files[name].get_slice(name).get_dtype()
+        return found
+
+    def read_stored(self, name: str) -> Mapping[str, Tensor]:
+        found = {"weight": self.read_raw(name)}
+        return found | ({"scale": self.read_raw(self._scales[name])} if name in self._scales else {})
+
+    def cut(self, name: str) -> None:
+        return None
+
     def read_raw(self, name: str) -> Tensor:
         """A tensor of any dtype that torch has."""
         try:
@@ -157,3 +168,12 @@ class SafetensorsCheckpoint:
 
     def read(self, name: str) -> Tensor:
         return self._folder.read(self._names[name])
+
+    def stored_type(self, name: str) -> str:
+        return self._folder.stored_type(self._names[name])
+
+    def read_stored(self, name: str) -> Mapping[str, Tensor]:
+        return self._folder.read_stored(self._names[name])
+
+    def cut(self, name: str) -> None:
+        return None

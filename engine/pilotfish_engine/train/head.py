@@ -203,7 +203,7 @@ def initialise(head: TrainedHead, target: Decoder, token_ids: Tensor, features: 
     head.fc.weight.zero_()
     head.fc.weight[:, -hidden:].copy_(torch.eye(hidden) / size)
     head.norm.weight.copy_(target.norm.weight)
-    head.lm_head.weight.copy_(target.lm_head.weight[token_ids.to(target.device)])
+    head.lm_head.weight.copy_(target.lm_head.dense()[token_ids.to(target.device)])
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from pilotfish_engine.errors import CheckpointError
 from pilotfish_engine.model import load
+from pilotfish_engine.model.gguf_checkpoint import GgufCheckpoint
 from tests.engine.model.paging import Paged, Piece
 from tests.engine.model.tiny import LLAMA3, MODELS, SMALL, gemma3, randomised
 
@@ -177,6 +178,16 @@ def test_quantised_as_the_reference_library_reads_it(name: str, tmp_path: Path) 
     read.tie_weights()
     torch.testing.assert_close(logits(file), expected(read), **TOLERANCE)
     assert not torch.allclose(logits(file), expected(model), **TOLERANCE)
+
+
+def test_what_is_stored_is_what_is_read_before_it_is_dequantised(tmp_path: Path) -> None:
+    """The rows of llama's Q and K in halves too."""
+    write(MODELS["untied"], "llama", tmp_path / "m.gguf", quantised=True)
+    checkpoint = GgufCheckpoint(tmp_path / "m.gguf")
+    for name in ("model.layers.1.self_attn.q_proj.weight", "model.layers.0.mlp.up_proj.weight"):
+        assert checkpoint.stored_type(name) == QUANTISED.name
+        rows = checkpoint.read_stored(name)["weight"]
+        assert np.array_equal(gguf.quants.dequantize(rows.numpy(), QUANTISED), checkpoint.read(name).numpy())
 
 
 def test_llama3_rope_is_spelled_out_in_a_tensor(tmp_path: Path) -> None:
