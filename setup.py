@@ -46,7 +46,11 @@ if DRAFTS.exists():  # an operator's image has no use for it
 setup(
     packages=list(packages),
     package_dir={name: folder for name, folder in packages.items() if "." not in name},
-    package_data={"": ["py.typed", "*.cpp"], "pilotfish_drafts": ["*/*", "*/training/*"]},
+    package_data={
+        "": ["py.typed", "*.cpp"],
+        "pilotfish_drafts": ["*/*", "*/training/*"],
+        "pilotfish_operator.simulate": ["machines/*.json"],
+    },
     ext_modules=modules,
     cmdclass={"build_ext": BuildApart},
 )

@@ -1,4 +1,4 @@
-"""`pilotfish plan | explain | record | replay`: what the operator would do and why, by the very functions that it runs.
+"""`pilotfish plan | explain | record | replay | simulate`: what the operator would do and why, by its own functions.
 
 Knows nothing that the operator does not: only how to print it.
 """
@@ -31,6 +31,7 @@ from pilotfish_operator.objects import Object, Owner
 from pilotfish_operator.observe import Observed, Pod, observe, owner_of
 from pilotfish_operator.scrape.client import PATH, EngineError, Engines
 from pilotfish_operator.scrape.findings import Seen
+from pilotfish_operator.simulate import command as simulate
 
 HIDDEN_UID = "00000000-0000-0000-0000-000000000000"
 
@@ -60,10 +61,12 @@ def main(argv: list[str] | None = None) -> None:
     command = commands.add_parser("replay", help="the decisions over a recording")
     command.add_argument("file", type=Path)
     command.set_defaults(run=_replay)
+    text = "loads over simulated engines, beside static settings and an oracle"
+    simulate.add(commands.add_parser("simulate", help=text))
     flags = parser.parse_args(argv)
     try:
         flags.run(flags)
-    except (CliError, KubeError, OSError) as problem:
+    except (CliError, simulate.SimulateError, KubeError, OSError) as problem:
         print(f"pilotfish: {problem}", file=sys.stderr)
         sys.exit(2)
 
