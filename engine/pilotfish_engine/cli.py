@@ -1,4 +1,4 @@
-"""`pilotfish-engine`: flags in, one sentence and exit code 2 for what cannot work, else the server's own exit code.
+"""`pilotfish-engine`: flags in, one sentence for what cannot work (code 2, or 75: not yet), else the server's own code.
 
 Knows flags and nothing of what they do. Serving imports no torch here.
 """
@@ -26,7 +26,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Ends the interpreter: 0 after a clean stop, 2 for what the caller must change, 1 for anything else."""
+    """Ends the interpreter: 0 after a clean stop, 2 for what the caller must change, 75 for what may come, else 1."""
     try:
         flags = parse(arguments)
         if flags["command"] == "inspect":
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             _train(flags)
         config = configured(flags)
     except UsageError as error:
-        sys.exit(refuse(str(error)))
+        sys.exit(refuse(str(error), error.exit_code))
     sys.exit(serve(config))
 
 

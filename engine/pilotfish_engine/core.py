@@ -104,7 +104,7 @@ class Socket:
 
 
 def run(config: EngineConfig, endpoint: str, build: Build, say: Say) -> int:
-    """Builds the engine and loops until killed. Returns 2 when it cannot be built, having said why."""
+    """Builds the engine and loops until killed. Returns an error's exit code when it cannot be built."""
     socket = Socket(endpoint)
     try:
         socket.send(messages.Heartbeat(unready="the model is loading"))
@@ -122,7 +122,7 @@ def run(config: EngineConfig, endpoint: str, build: Build, say: Say) -> int:
         _loop(core, socket)
     except UsageError as error:
         socket.send(messages.CoreFailed(str(error)))
-        return 2
+        return error.exit_code
     except Exception as error:
         say(f"{type(error).__name__}: {error}")
         raise

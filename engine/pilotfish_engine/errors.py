@@ -2,6 +2,7 @@
 
     PilotfishError
     ├── UsageError             the command line or a file it names cannot work: one sentence, exit code 2
+    │   ├── NotYetError        what it names is not there now and may come (a download, a claim, a Secret): 75
     │   ├── CheckpointError    a model file is missing, truncated, foreign or misfits its config
     │   └── MethodError        an unknown method, or one that the checkpoint does not fit
     ├── HandoverError          what another engine wrote of a request does not fit this one
@@ -33,7 +34,13 @@ class PilotfishError(Exception):
 
 
 class UsageError(PilotfishError):
-    pass
+    """exit_code: 2 where the same command can never work, 75 (EX_TEMPFAIL of sysexits.h) where it may."""
+
+    exit_code = 2
+
+
+class NotYetError(UsageError):
+    exit_code = 75
 
 
 class CheckpointError(UsageError):

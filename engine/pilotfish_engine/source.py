@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from pilotfish_engine.errors import CheckpointError
+from pilotfish_engine.errors import CheckpointError, NotYetError
 from pilotfish_engine.files import check_regular
 
 PVC_ROOT = Path("/mnt/models")  # pvc://CLAIM/PATH is PVC_ROOT/CLAIM/PATH: the operator mounts the claim there
@@ -20,12 +20,13 @@ def resolve(source: str) -> Path:
     """The absolute path of a GGUF file or of a folder with a config.json.
 
     hf:// downloads into the Hugging Face cache unless it is there; the other forms touch no network. Raises
-    CheckpointError with one sentence when nothing is there, or something else.
+    CheckpointError with one sentence when nothing is there, or something else; NotYetError where that may change.
     """
     path = _locate(source)
     try:
         if not path.exists():
-            raise CheckpointError(f"model {source!r}: {path} does not exist; give {FORMS}")
+            missing = NotYetError if source.startswith("pvc://") else CheckpointError  # a claim may be filled later
+            raise missing(f"model {source!r}: {path} does not exist; give {FORMS}")
         if path.is_dir():
             return _checked_folder(source, path)
         check_regular(path)
@@ -111,7 +112,19 @@ def _from_hub(source: str, rest: str) -> Path:
         return Path(snapshot_download(repo, revision=revision or None, allow_patterns=list(_WANTED)))
     except Exception as error:  # the library raises its own, its HTTP client's and the system's
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(
+        raise (CheckpointError if _not_published(error) else NotYetError)(
             f"model {source!r}: {repo} cannot be downloaded ({reason.rstrip('.')}); "
             "give a repository that can be reached from here, or a local folder or .gguf file"
         ) from error
+
+
+def _not_published(error: Exception) -> bool:
+    """Whether the hub answered that there is no such thing; all else (access, limits, the way there) may change."""
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.HFValidationError):
+        return True
+    missing = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.RemoteEntryNotFoundError)
+    response = getattr(error, "response", None)
+    gated = isinstance(error, errors.GatedRepoError)
+    return isinstance(error, missing) and not gated and getattr(response, "status_code", None) == 404

@@ -19,13 +19,27 @@ from typing import Any
 
 from pilotfish_operator import objects, ownership
 from pilotfish_operator.cache import Cache, key_of
-from pilotfish_operator.kinds import BY_NAME, CLAIMS, SECRETS, Kind
+from pilotfish_operator.kinds import BY_NAME, CLAIMS, CONFIG_MAPS, SECRETS, Kind
 from pilotfish_operator.kube import Conflict, Forbidden, Invalid, Kube, KubeError, NotFound
 from pilotfish_operator.objects import Object, Owner
 from pilotfish_operator.status import Note
 
 CONTESTED_WRITES, CONTESTED_WINDOW, PAUSE = 5, 60.0, 60.0
 SURELY_FORBIDDEN = 3  # an API server that has just started forbids what it will allow
+CAME_FROM = {  # parts of a Deployment, as the API server names them, and what they were made of
+    ".affinity": "spec.scheduling.affinity",
+    ".topologySpreadConstraints": "spec.scheduling.topologySpread",
+    ".tolerations": "spec.scheduling.tolerations",
+    ".nodeSelector": "spec.scheduling.nodeSelector",
+    ".priorityClassName": "spec.scheduling.priorityClassName",
+    ".runtimeClassName": "spec.scheduling.runtimeClassName",
+    ".resources": "spec.resources",
+    ".sizeLimit": "spec.cache.emptyDir.sizeLimit",
+    ".strategy": "spec.rollout.maxSurge",
+    "storageClassName": "spec.cache.storageClassName",
+    "requests[storage]": "spec.cache.size",
+    "requests.storage": "spec.cache.size",
+}
 log = logging.getLogger(__name__)
 Problem = tuple[str, str]  # reason, sentence
 
@@ -95,6 +109,17 @@ class Applier:
             else:
                 outcome.problems += [problem] if problem else []
         return outcome
+
+    async def prune(self, owner: Owner, names: Collection[str]) -> None:
+        """Delete these ConfigMaps of the model; what fails is tried in another turn."""
+        for name in names:
+            self._check()
+            try:
+                await self._kube.delete(CONFIG_MAPS, owner.namespace, name)
+                self._cache.remove(CONFIG_MAPS, (owner.namespace, name))
+                self._written.pop((CONFIG_MAPS, (owner.namespace, name)), None)
+            except KubeError as problem:
+                log.info("%s/%s is not needed any more and cannot be deleted: %s", owner.namespace, name, problem)
 
     def forget(self, namespace: str, name: str) -> None:
         """The model is gone, and with it its children."""
@@ -230,5 +255,5 @@ def _refused(kind: Kind, name: str, problem: KubeError) -> Problem:
 
 def _in_the_spec(message: str) -> str:
     """The API server's sentence, with the part of the SpeculativeModel that a wrong part of a Deployment came from."""
-    found = [mine for theirs, mine in objects.CAME_FROM.items() if theirs in message]
+    found = [mine for theirs, mine in CAME_FROM.items() if theirs in message]
     return f"{found[0]}: {message}" if found else message

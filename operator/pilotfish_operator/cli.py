@@ -134,12 +134,12 @@ async def _compare(owner: Owner, made: plan.Plan) -> None:
                 continue
             if kind.name == "Deployment":
                 running = observe(owner, {(kind, owner.name): live}).rendered
-                same = running is not None and running.hash == made.wanted
+                same = running == made.wanted
             else:
                 same = projection(live, manifest) == manifest
             print(f"{'keep  ' if same else 'change'}  {kind.name} {manifest['metadata']['name']}")
         if running:
-            print("pods are not restarted" if running.hash == made.wanted else "every pod is replaced")
+            print("pods are not restarted" if running == made.wanted else "every pod is replaced")
     finally:
         await api.close()
 

@@ -43,6 +43,8 @@ class Config:
     resync_seconds: float = 3.0
     workers: int = 8
     patience_seconds: float = 60.0
+    again_seconds: float = 300.0
+    rollout_seconds: float = 300.0
     log_level: str = "INFO"
 
 
@@ -87,6 +89,11 @@ def resolve(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None
         metavar="DURATION",
         help="how long nothing may succeed until /healthz says so, and how long after that it ends (default 60s)",
     )
+    for name, text in (
+        ("--retry-refused", "how long until a model that the engine refused is tried again; doubles each time"),
+        ("--rollout-patience", "how long a new pod may be in trouble until a rollout goes back to what served"),
+    ):
+        parser.add_argument(name, type=seconds, default=300.0, metavar="DURATION", help=f"{text} (default 5m)")
     parser.add_argument("--workers", type=int, default=8, help="models reconciled at once")
     parser.add_argument("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
     flags = parser.parse_args(argv)
@@ -103,6 +110,8 @@ def resolve(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None
         resync_seconds=flags.resync,
         workers=flags.workers,
         patience_seconds=flags.patience,
+        again_seconds=flags.retry_refused,
+        rollout_seconds=flags.rollout_patience,
         log_level=flags.log_level,
     )
 

@@ -22,6 +22,7 @@ from pilotfish_operator.kinds import CHILD_SELECTOR, GROUP, MODELS, VERSION, WAT
 from pilotfish_operator.kube import Kube, KubeError, NotFound
 from pilotfish_operator.lease import Leadership
 from pilotfish_operator.metrics import Metrics
+from pilotfish_operator.plan import Patience
 from pilotfish_operator.reconcile import Reconciler
 from pilotfish_operator.scrape.client import Engines
 from pilotfish_operator.scrape.rounds import Rounds
@@ -44,7 +45,14 @@ class Operator:
         self._lease = Leadership(api, settings.own_namespace, settings.lease_name, settings.identity)
         self._rounds: Rounds[Key] = Rounds(engines, settings.resync_seconds, self._read, self._leads)
         self._reconciler = Reconciler(
-            api, self._cache, self._rounds, self._leads, settings.engine_image, settings.resync_seconds, self.metrics
+            api,
+            self._cache,
+            self._rounds,
+            self._leads,
+            settings.engine_image,
+            settings.resync_seconds,
+            self.metrics,
+            Patience(settings.again_seconds, settings.rollout_seconds),
         )
         self._queue: WorkQueue[Key] = WorkQueue(self._reconciler.turn, workers=settings.workers)
         self._watcher = Watcher(settings, self._seen_by_watch)

@@ -202,6 +202,9 @@ class Kube:
             content="application/apply-patch+yaml",
         )
 
+    async def delete(self, kind: Kind, namespace: str, name: str) -> None:
+        await self._call("DELETE", kind.path(namespace, name))
+
     async def merge(self, kind: Kind, namespace: str, name: str, body: Object) -> Object:
         """Merge patch (RFC 7386) as the one field manager."""
         return await self._patch(kind, namespace, name, body, "application/merge-patch+json")

@@ -37,25 +37,12 @@ SERVICE_PORT = 80
 RESTART = f"{GROUP}/restart"  # annotation of a SpeculativeModel: any new value rolls the pods
 TOKEN_KEY = "token"
 ADMIN_DIR, ACCESS_DIR, HUB_DIR = "/etc/pilotfish/admin", "/etc/pilotfish/access", "/etc/pilotfish/hub"
-MODEL_DIR, DRAFT_DIR, CACHE_DIR = "/models/target", "/models/draft", "/var/cache/pilotfish"
+CLAIMS_DIR, CACHE_DIR = "/mnt/models", "/var/cache/pilotfish"  # the first is where the engine looks for pvc://
+TEMPLATE_KEY = "template"  # in the ConfigMap that keeps a template
 PRE_STOP_SECONDS = 5
 SHARED_MEMORY = "2Gi"
 START_SECONDS = 3600  # a large model is downloaded and loaded within this
 USER = 65532
-CAME_FROM = {  # parts of a Deployment, as the API server names them, and what they were made of
-    ".affinity": "spec.scheduling.affinity",
-    ".topologySpreadConstraints": "spec.scheduling.topologySpread",
-    ".tolerations": "spec.scheduling.tolerations",
-    ".nodeSelector": "spec.scheduling.nodeSelector",
-    ".priorityClassName": "spec.scheduling.priorityClassName",
-    ".runtimeClassName": "spec.scheduling.runtimeClassName",
-    ".resources": "spec.resources",
-    ".sizeLimit": "spec.cache.emptyDir.sizeLimit",
-    ".strategy": "spec.rollout.maxSurge",
-    "storageClassName": "spec.cache.storageClassName",
-    "requests[storage]": "spec.cache.size",
-    "requests.storage": "spec.cache.size",
-}
 
 
 @dataclass(frozen=True)
@@ -125,8 +112,8 @@ def unsupported(spec: Spec) -> list[str]:
     return found
 
 
-def children(owner: Owner, spec: Spec) -> list[Object]:
-    """Everything but the Deployment and the Secret, in the order to apply them."""
+def children(owner: Owner, spec: Spec, claim: Object | None = None) -> list[Object]:
+    """Everything but the Deployment and the Secret, in the order to apply them. `claim`: the cache's, as it stands."""
     return [
         _object(SERVICE_ACCOUNTS, owner, owner.name, {"automountServiceAccountToken": False}),
         _object(
@@ -141,7 +128,7 @@ def children(owner: Owner, spec: Spec) -> list[Object]:
                 }
             },
         ),
-        *([_claim(owner, spec)] if spec.cache and spec.cache.size else []),
+        *([_claim(owner, spec, claim)] if spec.cache and spec.cache.size else []),
         _object(
             SERVICES,
             owner,
@@ -169,9 +156,7 @@ def secret(owner: Owner, token: str) -> Object:
 
 
 def deployment(owner: Owner, spec: Spec, template: Object, replicas: int, annotations: dict[str, str]) -> Object:
-    surge = spec.rollout.max_surge
-    if surge == "Auto":
-        surge = 1 if spec.resources.accelerator == "None" else 0
+    spare = surge(spec)
     result = _object(
         DEPLOYMENTS,
         owner,
@@ -182,7 +167,7 @@ def deployment(owner: Owner, spec: Spec, template: Object, replicas: int, annota
                 "selector": {"matchLabels": owner.selector},
                 "strategy": {
                     "type": "RollingUpdate",
-                    "rollingUpdate": {"maxSurge": surge, "maxUnavailable": 0 if surge else 1},
+                    "rollingUpdate": {"maxSurge": spare, "maxUnavailable": 0 if spare else 1},
                 },
                 "revisionHistoryLimit": 3,
                 "progressDeadlineSeconds": START_SECONDS + 300,
@@ -254,7 +239,7 @@ def arguments(owner: Owner, spec: Spec) -> list[str]:
     engine, asked = spec.engine, spec.speculation
     flags: dict[str, object] = {
         "method": asked.method,
-        "draft": _local(asked.draft.source, DRAFT_DIR) if asked.draft else None,
+        "draft": asked.draft.source if asked.draft else None,
         "host": "$(POD_IP)",
         "port": PORT,
         "served-name": spec.model.served_name or owner.name,
@@ -275,7 +260,7 @@ def arguments(owner: Owner, spec: Spec) -> list[str]:
         "api-key-file": f"{ACCESS_DIR}/{spec.access.api_key_secret_ref.key}" if spec.access else None,
     }
     words = [word for name, value in flags.items() if value is not None for word in (f"--{name}", str(value))]
-    return [_local(_revised(spec.model), MODEL_DIR), *words]
+    return [_revised(spec.model), *words]
 
 
 def _revised(model: Model) -> str:
@@ -283,16 +268,10 @@ def _revised(model: Model) -> str:
     return model.source if model.revision is None else f"{model.source}@{model.revision}"
 
 
-def _local(source: str, folder: str) -> str:
-    """A claim's file as the engine sees it; every other source as it is."""
-    if not source.startswith("pvc://"):
-        return source
-    return f"{folder}/{source.removeprefix('pvc://').partition('/')[2]}".rstrip("/")
-
-
 def _environment(spec: Spec) -> list[Object]:
     env: list[Object] = [
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": "PILOTFISH_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
         {"name": "HOME", "value": "/tmp"},
         {"name": "HF_HOME", "value": CACHE_DIR},
     ]
@@ -329,10 +308,13 @@ def _storage(owner: Owner, spec: Spec) -> tuple[list[Object], list[Object]]:
     if spec.model.token_secret_ref:
         add("hub", HUB_DIR, from_secret(spec.model.token_secret_ref.name))
     draft = spec.speculation.draft.source if spec.speculation.draft else ""
-    for name, source, folder in (("target", spec.model.source, MODEL_DIR), ("draft", draft, DRAFT_DIR)):
-        if source.startswith("pvc://"):
-            claim = source.removeprefix("pvc://").partition("/")[0]
-            add(name, folder, {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
+    claims = {
+        source.removeprefix("pvc://").partition("/")[0]: name
+        for name, source in (("draft", draft), ("target", spec.model.source))
+        if source.startswith("pvc://")
+    }
+    for claim, name in claims.items():
+        add(name, f"{CLAIMS_DIR}/{claim}", {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
     add("cache", CACHE_DIR, _cache_volume(owner, spec), read_only=False)
     return volumes, mounts
 
@@ -347,22 +329,42 @@ def _cache_volume(owner: Owner, spec: Spec) -> Object:
     return {"emptyDir": {"sizeLimit": limit} if limit else {}}
 
 
-def _claim(owner: Owner, spec: Spec) -> Object:
+def _claim(owner: Owner, spec: Spec, made: Object | None) -> Object:
+    """What cannot be changed in a claim stays as it was made."""
     assert spec.cache is not None
-    several = (spec.autoscaling.max_replicas if spec.autoscaling else spec.replicas or 1) > 1
+    modes = ["ReadWriteMany" if several(spec) else "ReadWriteOnce"]
     storage = {"storageClassName": spec.cache.storage_class_name} if spec.cache.storage_class_name else {}
-    return _object(
-        CLAIMS,
-        owner,
-        f"{owner.name}-cache",
-        {
-            "spec": {
-                "accessModes": ["ReadWriteMany" if several else "ReadWriteOnce"],
-                "resources": {"requests": {"storage": spec.cache.size}},
-                **storage,
-            }
-        },
+    if made is not None:
+        modes = made.get("accessModes") or modes
+        storage = {"storageClassName": made["storageClassName"]} if storage and made.get("storageClassName") else {}
+    body = {"accessModes": modes, "resources": {"requests": {"storage": spec.cache.size}}, **storage}
+    return _object(CLAIMS, owner, f"{owner.name}-cache", {"spec": body})
+
+
+def several(spec: Spec) -> bool:
+    """Whether more than one pod may run."""
+    return (spec.autoscaling.max_replicas if spec.autoscaling else spec.replicas or 1) > 1
+
+
+def kept_template(owner: Owner, digest: str, body: Object) -> Object:
+    """The ConfigMap that keeps what a template hash names: it can be neither changed nor meant otherwise."""
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    result = _object(
+        CONFIG_MAPS, owner, template_name(owner, digest), {"immutable": True, "data": {TEMPLATE_KEY: text}}
     )
+    result["metadata"]["labels"] = owner.labels | {TEMPLATE_LABEL: digest}
+    return result
+
+
+def template_name(owner: Owner, digest: str) -> str:
+    return f"{owner.name}-{digest}"
+
+
+def surge(spec: Spec) -> int:
+    """Pods beyond the replicas during a rollout."""
+    if spec.rollout.max_surge == "Auto":
+        return 1 if spec.resources.accelerator == "None" else 0
+    return spec.rollout.max_surge
 
 
 def _object(kind: Kind, owner: Owner, name: str, body: Object) -> Object:

@@ -5,20 +5,22 @@ Reads raw objects once, so that nothing after it needs to know their shape. Does
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import Any
 
 from pilotfish_engine.contract.speculation import EngineReport
-from pilotfish_operator.kinds import DEPLOYMENTS, GROUP, PODS, SECRETS, TEMPLATE_LABEL, Kind
-from pilotfish_operator.objects import TOKEN_KEY, Object, Owner
+from pilotfish_operator.kinds import CLAIMS, CONFIG_MAPS, DEPLOYMENTS, GROUP, PODS, SECRETS, TEMPLATE_LABEL, Kind
+from pilotfish_operator.objects import TEMPLATE_KEY, TOKEN_KEY, Object, Owner
 from pilotfish_operator.scrape.findings import Drift, Seen
 
-USAGE_ERROR = 2  # exit code of an engine that was started with what cannot work
-TEMPLATE = f"{GROUP}/template"  # annotations of the Deployment: the template last rendered,
-SERVING = f"{GROUP}/serving"  # the last one whose pods served,
-REFUSED = f"{GROUP}/refused"  # and the one that the engine refused, with its sentence
+USAGE_ERROR = 2  # exit code of an engine that was started with what cannot work,
+NOT_YET = 75  # and of one that misses what may come: a download, a file in a claim, a key in a Secret
+SERVING = f"{GROUP}/serving"  # annotations of the Deployment: the hash of the last template whose pods served,
+VERDICT = f"{GROUP}/verdict"  # and what is held against the one that did not
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,8 @@ class Exit:
 
 @dataclass(frozen=True)
 class Pod:
-    """`trouble`: why it does not run, in Kubernetes' or the engine's words. `hash`: of the template it came from."""
+    """`trouble`: why it does not run, in Kubernetes' or the engine's words. `hash`: of the template it came from.
+    `created`: seconds since 1970."""
 
     uid: str
     name: str
@@ -41,6 +44,7 @@ class Pod:
     exit: Exit | None
     restarts: int
     trouble: str | None
+    created: float = 0.0
 
     @property
     def serves(self) -> bool:
@@ -57,41 +61,37 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class Template:
-    """A pod template as it was rendered, and the hash of the spec that it was rendered from."""
+class Verdict:
+    """What is held against the template of this hash: reason, sentence, how often it was tried, and until when it is
+    not tried again (seconds since 1970; None: until the spec changes)."""
 
     hash: str
-    body: Object
-
-    def text(self) -> str:
-        return json.dumps({"hash": self.hash, "body": self.body}, sort_keys=True, separators=(",", ":"))
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """The engine's sentence about the template of this hash."""
-
-    hash: str
+    reason: str
     message: str
+    tries: int = 1
+    until: float | None = None
 
     def text(self) -> str:
-        return json.dumps({"hash": self.hash, "message": self.message})
+        return json.dumps(asdict(self), sort_keys=True)
 
 
 @dataclass(frozen=True)
 class Observed:
-    """`replicas`: what the Deployment asks for, None without one. `seen`: by uid of a pod that serves."""
+    """`replicas`: what the Deployment asks for, None without one. `rendered`, `serving`: hashes of the template that it
+    has and of the last that served; `templates`: by hash. `seen`: by uid of a pod that serves."""
 
     replicas: int | None
     total: int
-    rendered: Template | None
-    serving: Template | None
-    refused: Refusal | None
+    rendered: str | None
+    serving: str | None
+    verdict: Verdict | None
     pods: tuple[Pod, ...]
     has_token: bool
     rollout_trouble: str | None
     seen: Seen = field(default_factory=Seen)
     finished: tuple[Finished, ...] = ()
+    templates: Mapping[str, Object] = field(default_factory=dict)
+    claim: Object | None = None
 
     @property
     def reports(self) -> Mapping[str, EngineReport]:
@@ -130,21 +130,22 @@ def observe(
     deployment = family.get((DEPLOYMENTS, owner.name))
     meta: Object = deployment["metadata"] if deployment else {}
     notes = meta.get("annotations") or {}
-    refused = _parsed(notes.get(REFUSED))
     secret = family.get((SECRETS, owner.secret))
     found = [obj for (kind, _), obj in family.items() if kind is PODS]
     pods = tuple(sorted((pod(obj) for obj in found if not _is_finished(obj)), key=lambda p: p.name))
     return Observed(
         replicas=deployment["spec"].get("replicas", 1) if deployment else None,
         total=((deployment or {}).get("status") or {}).get("replicas", 0),
-        rendered=_template(notes.get(TEMPLATE)),
-        serving=_template(notes.get(SERVING)),
-        refused=Refusal(refused["hash"], refused["message"]) if refused else None,
+        rendered=_label(deployment["spec"].get("template") or {}) if deployment else None,
+        serving=notes.get(SERVING) or None,
+        verdict=_verdict(notes.get(VERDICT)),
         pods=pods,
         has_token=bool(secret and (secret.get("data") or {}).get(TOKEN_KEY)),
         rollout_trouble=_rollout_trouble(deployment),
         seen=seen or Seen(),
         finished=tuple(_finished(obj) for obj in found if _is_finished(obj)),
+        templates=dict(_templates(family)),
+        claim=(family.get((CLAIMS, f"{owner.name}-cache")) or {}).get("spec"),
     )
 
 
@@ -179,7 +180,14 @@ def pod(obj: Object) -> Pod:
         exit=_exit(state),
         restarts=state.get("restartCount", 0),
         trouble=_trouble(status, conditions, state),
+        created=_seconds(meta.get("creationTimestamp")),
     )
+
+
+def _seconds(text: str | None) -> float:
+    with contextlib.suppress(ValueError):
+        return datetime.fromisoformat(text or "").timestamp()
+    return 0.0
 
 
 def _exit(state: Object) -> Exit | None:
@@ -204,6 +212,8 @@ def _trouble(status: Object, conditions: Mapping[str, Any], state: Object) -> st
         return f"cannot be scheduled: {scheduled.get('message') or scheduled.get('reason')}"
     waiting = (state.get("state") or {}).get("waiting") or {}
     ended = _exit(state)
+    if ended and ended.code == NOT_YET and conditions.get("Ready", {}).get("status") != "True":
+        return f"waits for what is not there yet, tried again with back-off: {ended.message or 'no last words'}"
     if ended and ended.code != 0 and conditions.get("Ready", {}).get("status") != "True":
         return f"exited with code {ended.code}: {ended.message or 'no last words'}"
     if waiting and waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
@@ -221,14 +231,26 @@ def _rollout_trouble(deployment: Object | None) -> str | None:
     return None
 
 
-def _parsed(text: str | None) -> Object | None:
-    try:
+def _verdict(text: str | None) -> Verdict | None:
+    with contextlib.suppress(ValueError, TypeError, KeyError):
         found = json.loads(text or "null")
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) and "hash" in found else None
+        until = found["until"]
+        return Verdict(
+            str(found["hash"]), str(found["reason"]), str(found["message"]), int(found["tries"]),
+            None if until is None else float(until),
+        )  # fmt: skip
+    return None
 
 
-def _template(text: str | None) -> Template | None:
-    found = _parsed(text)
-    return Template(found["hash"], found["body"]) if found and isinstance(found.get("body"), dict) else None
+def _templates(family: Mapping[tuple[Kind, str], Object]) -> Iterator[tuple[str, Object]]:
+    """The templates that ConfigMaps keep, by hash: each was rendered once and never changes."""
+    for (kind, _), obj in family.items():
+        digest = _label(obj) if kind is CONFIG_MAPS else None
+        with contextlib.suppress(ValueError):
+            body = json.loads((obj.get("data") or {}).get(TEMPLATE_KEY, "null")) if digest else None
+            if digest and isinstance(body, dict):
+                yield digest, body
+
+
+def _label(obj: Object) -> str | None:
+    return ((obj.get("metadata") or {}).get("labels") or {}).get(TEMPLATE_LABEL)

@@ -13,9 +13,10 @@ from pilotfish_engine.contract.speculation import Envelope
 from pilotfish_operator import autoscale, objects, observe, tune
 from pilotfish_operator.api import Spec
 from pilotfish_operator.objects import Object, Owner
-from pilotfish_operator.observe import Observed, Pod, Refusal, Template
+from pilotfish_operator.observe import Observed, Pod, Verdict
 from pilotfish_operator.schema import seconds
 
+GIVEN_UP = 2  # restarts of a new template's pod after which the former one is taken back
 LOAD_WINDOW = 60.0  # seconds, for the load of a model that is not autoscaled
 
 
@@ -46,7 +47,8 @@ class Decision:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to make so. `blocked`: why the spec's own template does not run, as one word and as a sentence."""
+    """What to make so. `blocked`: why the spec's own template does not run, as one word and as a sentence; `verdict`:
+    what is held against it, also while it is tried again. `prune`: ConfigMaps of templates that nothing has."""
 
     decision: Decision
     wanted: str
@@ -56,6 +58,17 @@ class Plan:
     objects: tuple[Object, ...]
     needs_token: bool
     push: tuple[Pod, ...]
+    verdict: Verdict | None = None
+    prune: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Seconds: before what was refused is tried again (doubling, to 64 times as many), and before a rollout that does
+    not become ready for a reason that is no exit goes back."""
+
+    again: float = 300.0
+    rollout: float = 300.0
 
 
 def learn(memory: Memory, observed: Observed, now: float) -> Memory:
@@ -95,51 +108,101 @@ def decide(
     )
 
 
-def plan(owner: Owner, spec: Spec, observed: Observed, decision: Decision, image: str) -> Plan:
-    """`image`: the engine image of new templates; running ones keep theirs until the spec's start-up part changes."""
+def plan(
+    owner: Owner,
+    spec: Spec,
+    observed: Observed,
+    decision: Decision,
+    image: str,
+    now: float = 0.0,
+    patience: Patience | None = None,
+) -> Plan:
+    """`image`: the engine image of new templates; running ones keep theirs until the spec's start-up part changes.
+    `now`: seconds since 1970."""
     wanted = objects.template_hash(owner, spec)
     missing = objects.unsupported(spec)
-    refused = _refusal(observed, wanted)
-    serving = observed.serving
-    if observed.rendered and observed.ready(observed.rendered.hash):
-        serving = observed.rendered
+    serving = observed.rendered if observed.rendered and observed.ready(observed.rendered) else observed.serving
+    former = serving if serving != wanted and serving in observed.templates else None
+    verdict, held = _judge(spec, observed, wanted, serving, former, now, patience or Patience())
     blocked = (
-        ("Unsupported", "; ".join(missing)) if missing else ("EngineRefused", refused.message) if refused else None
+        ("Unsupported", "; ".join(missing))
+        if missing
+        else (verdict.reason, verdict.message)
+        if verdict and held
+        else None
     )
-    template: Template | None = observed.rendered if observed.rendered and observed.rendered.hash == wanted else None
-    replicas = decision.replicas
-    if blocked and serving and serving.hash != wanted:
-        template = serving
+    running, replicas = wanted, decision.replicas
+    if blocked and former:
+        running = former
     elif blocked:
         replicas = 0
-    if template is None and not missing:
-        template = Template(wanted, objects.template(owner, spec, image))
     made: list[Object] = []
-    if template is not None:
-        notes = {observe.TEMPLATE: template.text()}
-        notes |= {observe.SERVING: serving.text()} if serving else {}
-        notes |= {observe.REFUSED: refused.text()} if refused else {}
-        made = [*objects.children(owner, spec), objects.deployment(owner, spec, template.body, replicas, notes)]
+    if running == former or not missing:
+        body = observed.templates.get(running) or objects.template(owner, spec, image)
+        notes = {observe.SERVING: serving} if serving else {}
+        notes |= {observe.VERDICT: verdict.text()} if verdict else {}
+        kept = [
+            objects.kept_template(owner, digest, observed.templates.get(digest) or body)
+            for digest in dict.fromkeys((running, former))
+            if digest
+        ]
+        made = [*objects.children(owner, spec, observed.claim), *kept]
+        made.append(objects.deployment(owner, spec, body, replicas, notes))
     done = tune.in_step(observed.reports, decision.envelope)
+    needed = {wanted, running, serving, observed.rendered, *(pod.hash for pod in observed.pods)}
     return Plan(
         decision=decision,
         wanted=wanted,
         replicas=replicas,
         blocked=blocked,
-        draft_misfits=bool(refused and spec.speculation.draft and "draft" in refused.message.lower()),
+        draft_misfits=bool(blocked and spec.speculation.draft and "draft" in blocked[1].lower()),
         objects=tuple(made),
         needs_token=bool(made) and not observed.has_token,
         push=tuple(pod for pod in observed.pods if pod.uid in observed.reports and pod.uid not in done),
+        verdict=verdict,
+        prune=tuple(objects.template_name(owner, digest) for digest in sorted(observed.templates.keys() - needed)),
     )
 
 
-def _refusal(observed: Observed, wanted: str) -> Refusal | None:
-    """The engine's sentence about the wanted template. One that serves anywhere is not refused."""
-    if observed.ready(wanted):
+def _judge(
+    spec: Spec,
+    observed: Observed,
+    wanted: str,
+    serving: str | None,
+    former: str | None,
+    now: float,
+    patience: Patience,
+) -> tuple[Verdict | None, bool]:
+    """What is held against the wanted template, and whether it is not to run now. One that serves, or has served
+    last, is not judged: what fails in it may come back."""
+    if observed.ready(wanted) or serving == wanted:
+        return None, False
+    old = observed.verdict if observed.verdict and observed.verdict.hash == wanted else None
+    if old and (old.until is None or now < old.until):
+        return old, True
+    failure = _failure(observed, wanted, former, now, patience)
+    if failure is None:
+        return old, False
+    tries = old.tries + 1 if old else 1
+    until = None if former and not objects.surge(spec) else now + patience.again * 2.0 ** min(tries - 1, 6)
+    return Verdict(wanted, failure[0], failure[1][:2000], tries, until), True
+
+
+def _failure(
+    observed: Observed, wanted: str, former: str | None, now: float, patience: Patience
+) -> tuple[str, str] | None:
+    """Why the wanted template does not run, when that is sure enough to give it up; `former`: what can run instead."""
+    pods = [pod for pod in observed.pods if pod.hash == wanted and not pod.ready and not pod.leaving]
+    for pod in pods:
+        if pod.exit and pod.exit.code == observe.USAGE_ERROR:
+            return "EngineRefused", pod.exit.message or "the engine ended with exit code 2 and no last words"
+    if former is None:
         return None
-    if observed.refused and observed.refused.hash == wanted:
-        return observed.refused
-    for pod in observed.pods:
-        if pod.hash == wanted and pod.exit and pod.exit.code == observe.USAGE_ERROR and not pod.ready:
-            return Refusal(wanted, pod.exit.message or "the engine ended with exit code 2 and no last words")
+    leaving = any(pod.leaving for pod in observed.pods)  # what they hold is not free yet
+    for pod in pods:
+        crashes = pod.exit is not None and pod.exit.code != 0 and pod.restarts >= GIVEN_UP
+        if pod.trouble and (crashes or (now - pod.created > patience.rollout and not leaving)):
+            return "RolloutFailed", f"pod {pod.name} {pod.trouble}"
+    if observed.rollout_trouble and observed.rendered == wanted:
+        return "RolloutFailed", observed.rollout_trouble
     return None

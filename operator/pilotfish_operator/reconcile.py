@@ -23,7 +23,7 @@ from pilotfish_operator.api import Spec
 from pilotfish_operator.apply import Applier, NotLeading, Outcome, Problem
 from pilotfish_operator.cache import Cache, Key
 from pilotfish_operator.events import record
-from pilotfish_operator.kinds import DEPLOYMENTS, MODELS, PODS, SECRETS
+from pilotfish_operator.kinds import CONFIG_MAPS, DEPLOYMENTS, MODELS, PODS, SECRETS
 from pilotfish_operator.kube import Kube, KubeError, NotFound
 from pilotfish_operator.metrics import Metrics
 from pilotfish_operator.objects import TOKEN_KEY, Object, Owner
@@ -59,10 +59,12 @@ class Reconciler:
         image: str,
         resync: float,
         metrics: Metrics,
+        patience: plan.Patience,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kube, self._cache, self._rounds, self._leads = kube, cache, rounds, leads
         self._image, self._resync, self._metrics, self._clock = image, resync, metrics, clock
+        self._patience = patience
         self._applier = Applier(kube, cache, leads, clock, 5 * resync)
         self._tracks: dict[Key, _Track] = {}
 
@@ -128,7 +130,7 @@ class Reconciler:
         blind = self._cache.blind(owner.namespace)
         observed = self._observe(key, owner, track)
         decision, track.memory = plan.decide(spec, observed, track.memory, self._clock(), old.get("replicas"))
-        made = plan.plan(owner, spec, observed, decision, self._image)
+        made = plan.plan(owner, spec, observed, decision, self._image, time.time(), self._patience)
         problems: list[Problem] = [("CannotRead", text) for text in blind.values()]
         secret = Outcome()
         if made.objects and SECRETS not in blind:
@@ -137,6 +139,8 @@ class Reconciler:
         outcome = await self._applier.apply(
             owner, tuple(o for o in made.objects if not (unsure and o["kind"] == DEPLOYMENTS.name)), blind.keys()
         )
+        if not unsure and CONFIG_MAPS not in blind:
+            await self._applier.prune(owner, made.prune)
         problems += [*secret.problems, *outcome.problems]
         notes = [] if unsure else self._decided(spec, observed, track, made)
         observed = observe(owner, self._cache.family(key), self._rounds.seen(key))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar
 
 from pilotfish_engine.contract.goodput import Choice
@@ -15,8 +16,8 @@ from pilotfish_engine.contract.methods import NO_METHOD
 from pilotfish_engine.contract.reason import count, overtaken
 from pilotfish_engine.contract.speculation import EngineReport
 from pilotfish_operator.api import Spec
-from pilotfish_operator.objects import Object, Owner
-from pilotfish_operator.observe import Observed
+from pilotfish_operator.objects import Object, Owner, several
+from pilotfish_operator.observe import Observed, Verdict
 from pilotfish_operator.plan import Plan
 from pilotfish_operator.reported import Condition, EffectiveStatus, Load, SettingsStatus, SpeculationStatus, Status
 from pilotfish_operator.tune import in_step
@@ -62,7 +63,7 @@ def compose(
         "DraftCompatible": _draft(spec, observed, plan),
         "SpeculationActive": _active(observed),
         "ScalingLimited": _limited(plan),
-        "ModelCached": _cached(spec),
+        "ModelCached": _cached(spec, observed),
     }
     result = Status(
         observed_generation=generation,
@@ -176,10 +177,11 @@ def _progressing(observed: Observed, plan: Plan) -> Fact:
 def _degraded(observed: Observed, plan: Plan, problems: Sequence[tuple[str, str]], drifting: Sequence[str]) -> Fact:
     if plan.blocked:
         reason, message = plan.blocked
-        if reason == "EngineRefused":
-            what = "no pods run until the spec changes" if plan.replicas == 0 else "the former settings go on serving"
-            message += f" ({what}; to try the same again, delete the Deployment)"
+        if plan.verdict:
+            message += f" ({_meanwhile(plan, plan.verdict)})"
         return "True", reason, message
+    if plan.verdict:
+        return "True", plan.verdict.reason, f"{plan.verdict.message} (try {plan.verdict.tries + 1} is under way)"
     if problems:
         return "True", problems[0][0], "; ".join(sentence for _, sentence in problems)
     if observed.rollout_trouble:
@@ -194,6 +196,14 @@ def _degraded(observed: Observed, plan: Plan, problems: Sequence[tuple[str, str]
     if drifting:
         return "True", "SettingsDrift", "; ".join(drifting[:3])
     return "False", "AsExpected", "nothing is wrong"
+
+
+def _meanwhile(plan: Plan, verdict: Verdict) -> str:
+    what = "no pods run" if plan.replicas == 0 else "the former settings go on serving"
+    if verdict.until is None:
+        return f"{what} until the spec changes"
+    at = datetime.fromtimestamp(verdict.until, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return f"{what} until the spec changes; tried again at {at}, ever more seldom"
 
 
 def _metrics(observed: Observed) -> Fact:
@@ -261,7 +271,15 @@ def _limited(plan: Plan) -> Fact:
     return "False", "WithinBounds", plan.decision.scale.reason
 
 
-def _cached(spec: Spec) -> Fact:
+def _cached(spec: Spec, observed: Observed) -> Fact:
+    claim, asked = observed.claim, spec.cache
+    if claim and asked and asked.size:
+        if several(spec) and "ReadWriteOnce" in (claim.get("accessModes") or ()):
+            text = "the cache's claim was made for one replica (ReadWriteOnce): replicas on other nodes wait for it"
+            return "False", "ClaimNotShared", f"{text}; give cache.persistentVolumeClaim one that is ReadWriteMany"
+        if asked.storage_class_name not in (None, claim.get("storageClassName")):
+            text = f"the cache's claim has the class {claim.get('storageClassName')}, not {asked.storage_class_name}"
+            return "False", "ClaimDiffers", f"{text}: a claim cannot change it; delete the claim to have it made again"
     scheme = spec.model.source.partition("://")[0]
     if scheme == "pvc":
         return "True", "InClaim", "the weights are read from a claim"

@@ -70,7 +70,7 @@ def test_the_default_flags() -> None:
         ({"speculation": {"topK": 4, "numSteps": 5}}, {"--topk": "4", "--num-draft-tokens": "21"}),
         (
             {"speculation": {"method": "STANDALONE", "draft": {"source": "pvc://claim/d"}}},
-            {"--draft": "/models/draft/d"},
+            {"--draft": "pvc://claim/d"},
         ),
         ({"access": {"apiKeySecretRef": {"name": "s", "key": "k"}}}, {"--api-key-file": "/etc/pilotfish/access/k"}),
     ],
@@ -118,7 +118,7 @@ def test_claims_and_secrets_are_mounted_read_only() -> None:
     assert volumes["hub"]["secret"]["secretName"] == "hf"
     writable = {mount["name"] for mount in pod["containers"][0]["volumeMounts"] if not mount.get("readOnly")}
     assert writable == {"tmp", "cache"}
-    assert pod["containers"][0]["args"][0] == "/models/target/llama"
+    assert pod["containers"][0]["args"][0] == "pvc://weights/llama"
 
 
 def test_scheduling_goes_into_the_pod_as_it_is() -> None:

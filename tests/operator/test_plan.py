@@ -12,7 +12,7 @@ import pytest
 from pilotfish_engine.contract.reason import LONGEST
 from pilotfish_operator import objects, observe, status
 from pilotfish_operator.api import Spec
-from pilotfish_operator.kinds import DEPLOYMENTS, PODS, SECRETS
+from pilotfish_operator.kinds import BY_NAME, PODS, SECRETS
 from pilotfish_operator.objects import Object, Owner
 from pilotfish_operator.observe import Observed
 from pilotfish_operator.plan import Memory, Plan, decide, plan
@@ -45,7 +45,8 @@ def pod(name: str, of: Spec, *, ready: bool = True, exit: tuple[int, str] | None
 
 def deployed(made: Plan, pods: list[Object]) -> Observed:
     """The cluster after the plan was applied and these pods exist."""
-    family = {(DEPLOYMENTS, "fish"): made.objects[-1], (SECRETS, "fish-admin"): {"data": {"token": "eA=="}}}
+    family = {(BY_NAME[o["kind"]], o["metadata"]["name"]): o for o in made.objects}
+    family[SECRETS, "fish-admin"] = {"data": {"token": "eA=="}}
     return observe.observe(OWNER, family | {(PODS, p["metadata"]["name"]): p for p in pods})
 
 
@@ -74,7 +75,7 @@ def deployment(made: Plan) -> Object:
 def test_a_new_model_gets_everything_in_order() -> None:
     made = planned(spec(), EMPTY)
     kinds = [manifest["kind"] for manifest in made.objects]
-    assert kinds == ["ServiceAccount", "ConfigMap", "Service", "PodDisruptionBudget", "Deployment"]
+    assert kinds == ["ServiceAccount", "ConfigMap", "Service", "PodDisruptionBudget", "ConfigMap", "Deployment"]
     assert made.needs_token
     assert deployment(made)["spec"]["replicas"] == 1
 

@@ -1,6 +1,7 @@
 """The life of the two processes: bind, start the model process, serve, drain, end both; and the exit code of it all.
 
-0: told to end, and what ran had its time. 2: something the caller must change, in one sentence. 1: a process died.
+0: told to end, and what ran had its time. 2: something the caller must change, 75: something that is not there yet,
+each in one sentence. 1: a process died.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import uvloop
 
 from pilotfish_engine.config import CONFIG, EngineConfig, ServerConfig
 from pilotfish_engine.core import LAST_WORDS_BYTES
-from pilotfish_engine.errors import UsageError
+from pilotfish_engine.errors import NotYetError, UsageError
 from pilotfish_engine.server import app
 from pilotfish_engine.server.connection import Patience, patient
 from pilotfish_engine.server.link import Link
@@ -44,6 +45,7 @@ log = logging.getLogger(__name__)
 CORE = (sys.executable, "-m", "pilotfish_engine.core")
 TERMINATION_LOG = Path("/dev/termination-log")  # Kubernetes shows what is in it
 SECRET_BYTES = 4096
+REFUSALS = (UsageError.exit_code, NotYetError.exit_code)
 _LAST_WORDS_SECONDS = 0.5  # for what a dead model process had said, and for the errors on their way to clients
 
 
@@ -58,7 +60,7 @@ def serve(config: EngineConfig, core_command: Sequence[str] = CORE, patience: Pa
         admin_token = _secret("--admin-token-file", config.server.admin_token_file)
         listener = _bind(config.server)
     except UsageError as error:
-        return refuse(str(error))
+        return refuse(str(error), error.exit_code)
     _allow_many_connections()
     folder = Path(tempfile.mkdtemp(prefix="pilotfish-"))  # mode 0700: nobody else may speak to the model process
     try:
@@ -189,10 +191,10 @@ class _Life:
         """Waits for the model process to end, which it never does by itself. last_words: a file, of `core.main`."""
         code = await _on_thread(core.wait)
         deadline = time.monotonic() + _LAST_WORDS_SECONDS
-        while code == 2 and self._service.link.failed is None and time.monotonic() < deadline:
+        while code in REFUSALS and self._service.link.failed is None and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
         if self._service.link.failed is not None:
-            self._end(2, self._service.link.failed)
+            self._end(code if code in REFUSALS else 2, self._service.link.failed)
             return
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         why = os.pread(last_words, LAST_WORDS_BYTES, 0).decode(errors="replace").strip()
@@ -207,7 +209,7 @@ class _Life:
     def _finished(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, UsageError):
-            self._end(2, str(error))
+            self._end(error.exit_code, str(error))
         elif error is not None:
             log.error("the HTTP process failed", exc_info=error)
             self._end(1, f"the HTTP process failed ({type(error).__name__}: {error}); its log says where")
@@ -282,9 +284,9 @@ def _secret(flag: str, file: str | None) -> str | None:
         with open(file, "rb") as opened:
             secret = opened.read(SECRET_BYTES).decode().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
+        raise NotYetError(
             f"{flag} {file!r} cannot be read ({error}); a file with one line of text would work"
         ) from error
     if not secret:
-        raise UsageError(f"{flag} {file!r} is empty; a file with one line of text would work")
+        raise NotYetError(f"{flag} {file!r} is empty; a file with one line of text would work")
     return secret

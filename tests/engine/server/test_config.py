@@ -139,9 +139,9 @@ def test_a_bad_variable_is_refused_by_its_own_name() -> None:
         (["serve", SMOLLM2, "--host", "203.0.113.1"], "--host 203.0.113.1 --port 8000 cannot be listened on"),
     ],
 )
-def test_the_command_says_one_sentence_and_exits_with_2(arguments: list[str], sentence: str) -> None:
+def test_the_command_says_one_sentence_and_whether_it_may_work_later(arguments: list[str], sentence: str) -> None:
     ended = run(*arguments)
-    assert ended.returncode == 2
+    assert ended.returncode == (75 if "-file" in sentence else 2)  # a Secret may get its key later
     assert sentence in ended.stderr
     assert ended.stderr.count("\n") == 1
 
