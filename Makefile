@@ -23,7 +23,7 @@ PROJECT := $(VENV)/stamp/project-$(call sum,pyproject.toml $(NATIVE))
 TYPED := engine operator benchmarks charts examples tests
 # A core each for the files of the first; of the others one needs both, the rest have a cluster and find nobody beside it.
 REAL := tests/engine/test_real_model.py
-BESIDE := tests/attack tests/contract tests/house tests/clients tests/examples tests/engine --ignore=$(REAL)
+BESIDE := tests/attack tests/contract tests/house tests/clients tests/examples tests/gpu tests/engine --ignore=$(REAL)
 ALONE := $(REAL) tests/operator tests/chart tests/cluster tests/e2e
 PYTEST := $(PY) -m pytest --durations=10
 POLITE := GOMP_SPINCOUNT=3000 # as a served engine waits: threads that spin beside another process stop each other

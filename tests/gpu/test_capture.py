@@ -1,7 +1,4 @@
-"""One step of each method as one CUDA graph: captured once, replayed for a whole answer, equal to eager steps.
-
-Needs a CUDA device; CI has none and does not collect this folder.
-"""
+"""One step of each method as one CUDA graph: captured once, replayed for a whole answer, equal to eager steps."""
 
 from __future__ import annotations
 

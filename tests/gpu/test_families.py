@@ -1,7 +1,4 @@
-"""Families on a CUDA device: passes equal the CPU's, and one pass is one CUDA graph.
-
-Needs a CUDA device; CI has none and does not collect this folder.
-"""
+"""Families on a CUDA device: passes equal the CPU's, and one pass is one CUDA graph."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The Triton kernels on a CUDA device: equal to their twins, one graph whatever the lengths, no word with the host.
-
-Needs a CUDA device; CI has none and does not collect this folder.
-"""
+"""The Triton kernels on a CUDA device: equal to their twins, one graph whatever the lengths, no word with the host."""
 
 from __future__ import annotations
 

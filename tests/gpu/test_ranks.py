@@ -1,7 +1,4 @@
-"""Rule 13 over NCCL, and the step of a rank as one CUDA graph.
-
-Needs two CUDA devices; CI has none and does not collect this folder.
-"""
+"""Rule 13 over NCCL, and the step of a rank as one CUDA graph."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Two ranks train the head of one, over NCCL; answers are given, as float sums may choose another word.
-
-Needs two CUDA devices; CI has none and does not collect this folder.
-"""
+"""Two ranks train the head of one, over NCCL; answers are given, as float sums may choose another word."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from pilotfish_engine.distributed.children import framed
 from pilotfish_engine.distributed.collectives import Ranks, join
 
-CAUSE_SECONDS = 0.2  # by which a watcher says that a rank has died, before the failure that this causes is said
+CAUSE_SECONDS = 5.0  # from a failure that a dead rank causes until its process is known to have ended, at most
 
 
 class Followers:
@@ -44,6 +44,7 @@ class Followers:
         self._store = os.memfd_create("ranks")
         self._processes: list[subprocess.Popen[bytes]] = []
         self._closing = False
+        self._died, self._told = threading.Event(), threading.Event()
         self._turn = threading.Lock()  # with overlap a row is released while a step is under way
 
     def start(self) -> Ranks:
@@ -71,6 +72,14 @@ class Followers:
         with self._turn:
             _write(self._processes[rank - 1], framed(message))
 
+    def await_cause(self) -> None:
+        """Wait after a failure here until it is known whether a rank's death has caused it; of that `end` tells first.
+
+        Returns at once when one has been told of, and in CAUSE_SECONDS when none has died.
+        """
+        if self._died.wait(CAUSE_SECONDS):
+            self._told.wait()
+
     def close(self) -> None:
         """Ends the followers and this process's part in the group."""
         self._closing = True
@@ -88,8 +97,10 @@ class Followers:
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         code = process.wait()
         if not self._closing:
+            self._died.set()
             how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             self.end(f"rank {rank} of {self._size} ended unexpectedly ({how}), and the {self._work} with it")
+            self._told.set()
 
 
 def _write(process: subprocess.Popen[bytes], frame: bytes) -> None:

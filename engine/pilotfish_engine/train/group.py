@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 from pathlib import Path
@@ -22,7 +21,8 @@ import msgspec
 
 from pilotfish_engine.distributed.children import received
 from pilotfish_engine.distributed.collectives import Ranks
-from pilotfish_engine.distributed.followers import CAUSE_SECONDS, Followers
+from pilotfish_engine.distributed.followers import Followers
+from pilotfish_engine.errors import UsageError
 from pilotfish_engine.model.decoder import Decoder
 from pilotfish_engine.train.answers import Answer, AnswerFile
 from pilotfish_engine.train.preparing import answering, begin, gather, survey
@@ -88,8 +88,9 @@ class Group:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if kind is not None and self._settings.ranks > 1:
-            time.sleep(CAUSE_SECONDS)  # when a rank has died, that is the cause, and its watcher says so
+        failed = kind is not None and issubclass(kind, Exception) and not issubclass(kind, UsageError)
+        if failed and self._settings.ranks > 1:
+            self._followers.await_cause()
         self._followers.close()
 
     def share_out(self, asked: Asked) -> Asked:

@@ -7,7 +7,6 @@ or fails ends the engine.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +16,7 @@ import msgspec
 
 from pilotfish_engine.contract.speculation import Envelope, Settings
 from pilotfish_engine.distributed.children import received
-from pilotfish_engine.distributed.followers import CAUSE_SECONDS, Followers
+from pilotfish_engine.distributed.followers import Followers
 from pilotfish_engine.errors import HandoverError
 from pilotfish_engine.types import Admission, Batch, GenerationBatchResult, Read, SpeculationReport, WorkerLimits
 from pilotfish_engine.worker.target import TargetWorker
@@ -90,7 +89,7 @@ class Leader:
         try:
             yield
         except Exception as error:
-            time.sleep(CAUSE_SECONDS)  # when a rank has died, that is the cause, and its watcher says so
+            self._followers.await_cause()
             self._followers.end(f"rank 0 failed in a step ({type(error).__name__}: {error}), and the engine with it")
             raise
 

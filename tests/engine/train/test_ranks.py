@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import threading
 from copy import deepcopy
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from pilotfish_engine.distributed.collectives import Ranks
+from pilotfish_engine.distributed.followers import Followers
 from pilotfish_engine.errors import UsageError
 from pilotfish_engine.train.answers import AnswerFile
 from pilotfish_engine.train.learning import Lesson
@@ -100,6 +102,19 @@ def test_a_rank_that_ends_ends_the_run(target_folder: Path, prompts_file: Path, 
     assert not alive(follower)
     last = (tmp_path / "errors").read_text().splitlines()[-1]
     assert last == "rank 1 of 2 ended unexpectedly (killed by SIGKILL), and the training with it"
+
+
+@pytest.mark.parametrize("late", [0.0, 0.5])
+def test_a_failure_waits_for_the_word_of_the_rank_that_caused_it(late: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it takes until the death of a process is seen: what it caused is known before."""
+    said: list[str] = []
+    monkeypatch.setattr("pilotfish_engine.distributed.followers.join", lambda rank, size, store: None)
+    program = f"import os, time; time.sleep({late}); os.kill(os.getpid(), 9)"
+    followers = Followers(2, [sys.executable, "-c", program], said.append)
+    followers.start()
+    followers.await_cause()
+    followers.close()
+    assert said == ["rank 1 of 2 ended unexpectedly (killed by SIGKILL), and the engine with it"]
 
 
 def test_what_rank_0_refuses_ends_the_others(
