@@ -1,7 +1,8 @@
 """The SpeculativeModel as pydantic models: the single source of the CRD's schema (`crd.py` writes it) and of defaults.
 
 Descriptions are what `kubectl explain` shows; CEL rules carry the sentence that a refused manifest gets. Defaults live
-here and not in the schema, so that the user's object is never written. Knows nothing about other Kubernetes objects.
+here. Of them, those that other clients of the API count on are in the schema too (STORED), where they are outside of
+what a template is rendered from: a newer default must not roll pods. Knows nothing about other Kubernetes objects.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pydantic import ConfigDict, Field
 from pilotfish_engine.contract import speculation as contract
 from pilotfish_engine.contract.methods import AUTO, METHODS, NO_METHOD
 from pilotfish_operator.schema import (
+    STORED,
     AutoOrSize,
     Free,
     OneOf,
@@ -222,7 +224,9 @@ class Autoscaling(Part):
             )
         )
     )
-    min_replicas: int = Field(1, ge=1, le=10000, description="Never fewer replicas. Default: 1.")
+    min_replicas: int = Field(
+        1, ge=1, le=10000, description="Never fewer replicas. Default: 1.", json_schema_extra={STORED: 1}
+    )
     max_replicas: int = Field(ge=1, le=10000, description="Never more replicas.")
     target_concurrency: AutoOrSize = Field(
         "Auto",
@@ -303,7 +307,7 @@ class Spec(Part):
     model_config = ConfigDict(
         json_schema_extra=rules(
             rule(
-                "!(has(self.replicas) && has(self.autoscaling))",
+                "!has(self.autoscaling) || !has(self.replicas) || self.replicas == 1",
                 "replicas and autoscaling exclude each other: remove spec.replicas to scale by load, or "
                 "spec.autoscaling to keep a fixed number",
             ),
@@ -319,11 +323,17 @@ class Spec(Part):
     engine: Engine = Field(default_factory=Engine)
     resources: Resources = Field(default_factory=Resources)
     scheduling: Scheduling = Field(default_factory=Scheduling)
+    paused: bool = Field(
+        False,
+        description="Freezes what the operator decides by itself: replicas of autoscaling, speculation settings, going "
+        "back from a rollout. What the spec says is applied all the same, and drift is put right. Default: false.",
+    )
     replicas: int | None = Field(
         None,
         ge=0,
         le=10000,
         description="Fixed number of replicas, also written through /scale; excludes autoscaling. Default: 1.",
+        json_schema_extra={STORED: 1},
     )
     autoscaling: Autoscaling | None = None
     slo: Slo | None = None

@@ -1,7 +1,7 @@
 """The CustomResourceDefinition, generated from the models of `api.py`: `python -m pilotfish_operator.crd FOLDER`.
 
-Turns pydantic's JSON schema into the structural form that API servers demand: no references, no null, no titles, no
-defaults. Knows nothing about what the fields mean.
+Turns pydantic's JSON schema into the structural form that API servers demand: no references, no null, no titles, and
+only those defaults that are marked as stored. Knows nothing about what the fields mean.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from pilotfish_operator.api import Spec
 from pilotfish_operator.kinds import GROUP, MODELS, VERSION
 from pilotfish_operator.reported import Status
-from pilotfish_operator.schema import rule
+from pilotfish_operator.schema import STORED, rule
 
 Schema = dict[str, Any]
 FILE = f"{GROUP}_{MODELS.plural}.yaml"
@@ -56,10 +56,13 @@ def _inline(node: Any, definitions: Schema) -> Any:
     options = [option for option in node.get("anyOf", ()) if option.get("type") != "null"]
     if "anyOf" in node and len(options) == 1:
         outer = {key: value for key, value in node.items() if key not in ("anyOf", "default", "title")}
-        return _inline(options[0], definitions) | outer
+        return _inline(options[0] | outer, definitions)
     kept: Schema = {}
     for key, value in node.items():
         if key in ("title", "default"):
+            continue
+        if key == STORED:
+            kept["default"] = value
             continue
         if key == "properties":
             kept[key] = {name: _inline(field, definitions) for name, field in value.items()}

@@ -101,7 +101,10 @@ def decide(
     if not auto:
         scale = replace(scale, limited=None, reason=reason.replicas_kept(current, "spec.replicas says so"))
     held = [report.envelope for report in reports]
-    tuning, tune_state = tune.tune(limits, seen, held, memory.tune, now)
+    if spec.paused:
+        kept = current if auto is None else observed.replicas or former or current
+        scale = replace(scale, replicas=kept, limited=None, reason=reason.replicas_kept(kept, "spec.paused says so"))
+    tuning, tune_state = tune.tune(limits, None if spec.paused else seen, held, memory.tune, now)
     speed = scale_state.readings[-1].tokens_per_second if scale_state.readings else 0.0
     return Decision(scale.replicas, tuning.envelope, scale, tuning, seen, target, speed), Memory(
         scale_state, tune_state
@@ -178,6 +181,8 @@ def _judge(
     if observed.ready(wanted) or serving == wanted:
         return None, False
     old = observed.verdict if observed.verdict and observed.verdict.hash == wanted else None
+    if spec.paused:
+        return old, old is not None
     if old and (old.until is None or now < old.until):
         return old, True
     failure = _failure(observed, wanted, former, now, patience)

@@ -27,6 +27,9 @@ def seconds(value: str | float) -> float:
     return sum(float(n) * _UNITS[unit] for n, unit in re.findall(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|s|m|h)", value))
 
 
+STORED = "x-stored"  # a default that the API server itself fills in
+
+
 def rule(expression: str, message: str, **more: str) -> dict[str, str]:
     """One x-kubernetes-validations entry."""
     return {"rule": expression, "message": message, **more}

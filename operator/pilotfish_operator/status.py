@@ -25,7 +25,7 @@ from pilotfish_operator.tune import in_step
 T = TypeVar("T")
 Truth = Literal["True", "False", "Unknown"]
 Fact = tuple[Truth, str, str]  # status, reason, message
-GOOD_WHEN_FALSE = ("Degraded", "ScalingLimited")
+GOOD_WHEN_FALSE = ("Degraded", "ScalingLimited", "Paused")
 QUIET = ("Progressing", "SpeculationActive", "ModelCached")  # no event for these: they follow others or the load
 
 
@@ -63,6 +63,7 @@ def compose(
         "DraftCompatible": _draft(spec, observed, plan),
         "SpeculationActive": _active(observed),
         "ScalingLimited": _limited(plan),
+        "Paused": _paused(spec, plan),
         "ModelCached": _cached(spec, observed),
     }
     result = Status(
@@ -262,6 +263,13 @@ def _active(observed: Observed) -> Fact:
         return "True", "Speculating", text
     off = all(report.method == NO_METHOD for report in reports)
     return "False", "Off" if off else "Plain", text
+
+
+def _paused(spec: Spec, plan: Plan) -> Fact:
+    if spec.paused:
+        text = f"spec.paused is true: {count(plan.replicas)} and the present settings stay; drift is still put right"
+        return "True", "Paused", text
+    return "False", "Running", "spec.paused is false"
 
 
 def _limited(plan: Plan) -> Fact:

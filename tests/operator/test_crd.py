@@ -47,6 +47,7 @@ def test_only_the_source_is_required_and_the_defaults_are_these() -> None:
         "resources": {"accelerator": "nvidia.com/gpu", "requests": {}, "limits": {}},
         "scheduling": {"nodeSelector": {}, "tolerations": [], "topologySpread": []},
         "rollout": {"drainSeconds": 600, "maxSurge": "Auto"},
+        "paused": False,
     }
     assert spec.speculation.draft_tokens == 6
 

@@ -172,7 +172,7 @@ def test_status_of_a_model_that_serves() -> None:
     assert {kind: truth for kind, (truth, _) in conditions(found).items()} == {
         "Ready": "True", "Progressing": "False", "Degraded": "False", "MetricsAvailable": "True",
         "DraftCompatible": "True", "SpeculationActive": "True", "ScalingLimited": "False", "ModelCached": "True",
-        "SettingsApplied": "True",
+        "SettingsApplied": "True", "Paused": "False",
     }  # fmt: skip
     assert found["readyReplicas"] == 2
     assert found["speculation"]["method"] == "NGRAM"

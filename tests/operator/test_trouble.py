@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pilotfish_operator.kinds import CONFIG_MAPS, DEPLOYMENTS, DISRUPTION_BUDGETS, PODS, SECRETS, SERVICES
+from pilotfish_operator.kinds import CONFIG_MAPS, DEPLOYMENTS, DISRUPTION_BUDGETS, MODELS, PODS, SECRETS, SERVICES
 from tests.operator.live import Kubelet, OperatorProcess, Space, eventually
 
 Start = Callable[..., OperatorProcess]
@@ -254,3 +254,38 @@ def test_children_that_lost_their_model_are_adopted_and_their_pods_serve_on(
     assert owners == {"fish"}
     assert space.get(SECRETS, "fish-admin")["data"] == token
     assert {pod["metadata"]["uid"] for pod in space.all(PODS)} == pods
+
+
+def test_a_paused_model_keeps_replicas_and_settings_and_is_still_repaired(
+    space: Space, operator: Start, kubelet: Kubelet
+) -> None:
+    operator()
+    space.apply(
+        "fish",
+        {"autoscaling": {"maxReplicas": 3, "targetConcurrency": 1, "stableWindow": "6s", "scaleDownDelay": "0s"}},
+        paused=True,
+    )
+    serves(space, "fish")
+    assert space.condition("fish", "Paused")[0] == "True"
+    space.patch("service", "fish", {"spec": {"externalIPs": ["192.0.2.1"]}})
+    eventually(lambda: space.events("DriftCorrected"), "repaired")
+    (engine,) = kubelet.engines.values()
+    held, engine.load = engine.envelope, 40
+    reads = engine.reads
+    eventually(lambda: engine.reads > reads + 8, "the load is known for longer than its window")
+    assert space.replicas("fish") == 1
+    assert engine.envelope.num_steps == held.num_steps
+    space.patch("speculativemodel", "fish", {"spec": {"paused": False}})
+    eventually(lambda: (space.replicas("fish") or 0) > 1, "decisions go on")
+    eventually(lambda: space.condition("fish", "Paused")[0] == "False", "and it is said")
+
+
+def test_an_outside_autoscaler_finds_replicas_on_a_model_that_names_none(space: Space) -> None:
+    space.apply("fish")
+    scale = space.api.get(f"/apis/pilotfish.dev/v1alpha1/namespaces/{space.name}/speculativemodels/fish/scale")
+    assert scale is not None
+    assert scale["spec"]["replicas"] == 1
+    space.kubectl("scale", "speculativemodel/fish", "--replicas=3")
+    assert space.get(MODELS, "fish")["spec"]["replicas"] == 3
+    space.apply("auto", {"autoscaling": {"maxReplicas": 4}})
+    assert space.get(MODELS, "auto")["spec"]["autoscaling"]["minReplicas"] == 1

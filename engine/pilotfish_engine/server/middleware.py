@@ -16,6 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pilotfish_engine.server.failures import ApiError, Denied, Invalid
+from pilotfish_engine.server.secret import SecretFile
 from pilotfish_engine.server.streaming import ClientGone
 
 MAX_BODY_BYTES = 8 << 20
@@ -110,7 +111,9 @@ def _check_encoding(headers: Headers) -> None:
 
 
 def same_bearer(headers: Headers, secret: str) -> bool:
-    """Compares in constant time."""
+    """Compares in constant time, with what the secret's file holds by now."""
+    if isinstance(secret, SecretFile):
+        secret = secret.now()
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return scheme.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), secret.encode())
 

@@ -34,6 +34,7 @@ from pilotfish_engine.server import app
 from pilotfish_engine.server.connection import Patience, patient
 from pilotfish_engine.server.link import Link
 from pilotfish_engine.server.reading import check_names
+from pilotfish_engine.server.secret import SecretFile
 from pilotfish_engine.server.service import Service
 from pilotfish_engine.source import resolve
 from pilotfish_engine.tokenizer import load
@@ -44,7 +45,6 @@ log = logging.getLogger(__name__)
 
 CORE = (sys.executable, "-m", "pilotfish_engine.core")
 TERMINATION_LOG = Path("/dev/termination-log")  # Kubernetes shows what is in it
-SECRET_BYTES = 4096
 REFUSALS = (UsageError.exit_code, NotYetError.exit_code)
 _LAST_WORDS_SECONDS = 0.5  # for what a dead model process had said, and for the errors on their way to clients
 
@@ -278,15 +278,4 @@ def _bind(config: ServerConfig) -> socket.socket:
 
 
 def _secret(flag: str, file: str | None) -> str | None:
-    if file is None:
-        return None
-    try:
-        with open(file, "rb") as opened:
-            secret = opened.read(SECRET_BYTES).decode().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise NotYetError(
-            f"{flag} {file!r} cannot be read ({error}); a file with one line of text would work"
-        ) from error
-    if not secret:
-        raise NotYetError(f"{flag} {file!r} is empty; a file with one line of text would work")
-    return secret
+    return None if file is None else SecretFile.read(flag, file)

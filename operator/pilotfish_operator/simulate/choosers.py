@@ -57,8 +57,10 @@ class Oracle(Static):
     def choose(self, batch: int, context_tokens: int) -> Settings:
         return max(
             self._options,
-            key=lambda s: (1 + expected_yield(self.acceptance, s))
-            / (self._costs.step_ms(s, batch, context_tokens) + self._host_ms),
+            key=lambda s: (
+                (1 + expected_yield(self.acceptance, s))
+                / (self._costs.step_ms(s, batch, context_tokens) + self._host_ms)
+            ),
         )
 
 

@@ -159,9 +159,7 @@ class Study:
         most = self.spec.autoscaling.max_replicas if self.spec.autoscaling else self.spec.replicas or 1
         for settings in options:
             for replicas in range(1, most + 1):
-                row = figures(
-                    f"{short(settings)} × {replicas}", self.fixed(settings, replicas), self.promise, gpus
-                )
+                row = figures(f"{short(settings)} × {replicas}", self.fixed(settings, replicas), self.promise, gpus)
                 if row.attained >= bars or replicas == most:
                     found.append(row)
                     break
