@@ -112,7 +112,7 @@ def assemble(
     )
     worker = TargetWorker(
         step,
-        Controller(envelope, profile, max_batch=capacity.max_running_requests),
+        Controller(envelope, profile, capacity.max_running_requests, _kind(config, method, device, dtype)),
         limits,
         method=NO_METHOD if method is None else method.name,
         draft_limits=draft_limits,
@@ -125,6 +125,14 @@ def assemble(
     if tokenizer is not None:
         grammars = Grammars(tokenizer.pieces, limits.eos_token_ids, vocab_size, tokenizer.encode_within).compile
     return Parts(step, worker, capacity.chunk_size, stop_text, grammars)
+
+
+def _kind(config: EngineConfig, method: Method | None, device: torch.device, dtype: torch.dtype) -> str:
+    """Names what engines have in common whose steps take equally long: model, draft, device, ranks."""
+    on = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu of {torch.get_num_threads()} threads"
+    drafts = "no draft" if method is None else f"{method.name} {config.speculation.draft or ''}".strip()
+    size = config.capacity.tensor_parallel_size
+    return f"{config.model.source}, {drafts}, {dtype}, {on}, {size} ranks"[:1024]
 
 
 def _recorded(step: Step, profile: CostProfile, envelope: Envelope) -> StepGraphs | None:

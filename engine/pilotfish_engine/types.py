@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum, IntFlag
 from typing import Protocol
 
-from pilotfish_engine.contract.speculation import CostProfile, DeviceReport, Effective, Envelope
+from pilotfish_engine.contract.speculation import CostProfile, DeviceReport, Effective, Envelope, Finding, Learned
 from pilotfish_engine.messages import SamplingParams
 
 
@@ -197,6 +197,10 @@ class Worker(Protocol):
         """Takes effect at the next step. Raises EnvelopeError on what the method cannot do; then nothing changes."""
         ...
 
+    def learn(self, learned: Learned) -> None:
+        """Takes over what another engine of the same kind knows of its times; of another kind it is ignored."""
+        ...
+
     def speculation_report(self) -> SpeculationReport: ...
 
 
@@ -212,3 +216,5 @@ class SpeculationReport:
     profile: CostProfile | None
     reason: str
     device: DeviceReport = field(default_factory=DeviceReport)
+    findings: tuple[Finding, ...] = ()
+    learned: Learned | None = None

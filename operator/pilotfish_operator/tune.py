@@ -14,6 +14,7 @@ from pilotfish_engine.contract import reason
 from pilotfish_engine.contract.goodput import (
     Acceptance,
     Choice,
+    Costs,
     best,
     capacity,
     disable_threshold,
@@ -21,11 +22,15 @@ from pilotfish_engine.contract.goodput import (
     spec_rate,
 )
 from pilotfish_engine.contract.methods import NO_METHOD
-from pilotfish_engine.contract.speculation import CostProfile, EngineReport, Envelope, Settings
+from pilotfish_engine.contract.speculation import LEARNED_VERSION, CostProfile, EngineReport, Envelope, Settings
+from pilotfish_engine.contract.times import MeasuredCosts
 
 MARGIN = 0.05  # a new envelope must promise this much more than the present one
 UNSAFE = 0.25  # a threshold this far from the computed one is replaced
-COOL_DOWN = 15.0  # seconds between changes
+COOL_DOWN = 15.0  # seconds between changes, of which each but the first must promise URGENT,
+URGENT = 0.2
+CALM = 60.0  # or come so many seconds after the one before,
+RETURN = 300.0  # and so many where it would go back to what was left then
 # Speculative steps of a request, before what they accepted is a measurement. Not more: an engine for which drafts do
 # not pay spends 1% of its time on them, and a slow one would keep a wrong envelope for minutes.
 ENOUGH_STEPS = 32
@@ -45,7 +50,7 @@ class Traffic:
     batch: int
     context: float
     max_batch: int
-    profile: CostProfile | None
+    profile: CostProfile | Costs | None
     acceptance: Acceptance | None
     accept_length: float | None
     steps: int
@@ -53,10 +58,11 @@ class Traffic:
 
 @dataclass(frozen=True)
 class State:
-    """The envelope in force and when it was last changed; None before the first."""
+    """The envelope in force and when it was last changed; None before the first. left: the one before it."""
 
     envelope: Envelope | None = None
     changed_at: float | None = None
+    left: Envelope | None = None
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,7 @@ def traffic(reports: Sequence[EngineReport], concurrency: float | None) -> Traff
     each = (sum(r.running + r.waiting for r in reports) if concurrency is None else concurrency) / len(reports)
     most = min(report.max_running_requests for report in reports)
     context = sum(report.context_tokens for report in reports) / running if running else 0.0
-    profile = next((_plausible(r.profile) for r in reports if r.profile and r.profile.verify_ms), None)
+    profile = _costs(reports)
     weights = [
         (report, report.counters.steps) for report in reports if report.accept_length is not None and report.accept
     ]
@@ -98,6 +104,17 @@ def traffic(reports: Sequence[EngineReport], concurrency: float | None) -> Traff
         accept_length = sum((report.accept_length or 0.0) * weight for report, weight in weights) / steps
     batch = max(1, min(most, math.ceil(each - 0.25)))
     return Traffic(batch, context, most, profile, acceptance, accept_length, steps)
+
+
+def _costs(reports: Sequence[EngineReport]) -> CostProfile | Costs | None:
+    """What steps take by the engine that has measured most of them, else by the first start-up profile.
+
+    So the operator computes with what an engine decides by, and comes to what the engine came to.
+    """
+    learned = max((r.learned for r in reports if r.learned), key=lambda one: one.steps, default=None)
+    if learned is not None and learned.steps and learned.version == LEARNED_VERSION and learned.profile.verify_ms:
+        return MeasuredCosts(learned.profile, learned.places)
+    return next((_plausible(r.profile) for r in reports if r.profile and r.profile.verify_ms), None)
 
 
 def _plausible(profile: CostProfile) -> CostProfile:
@@ -141,15 +158,17 @@ def tune(
         why = choice.reason if choice and bounds.tuning == "Fixed" else reason.bounds_kept(forced, missing)
         started = state.envelope is not None or bool(held)
         at = now if forced != current else state.changed_at
-        return Tuning(forced, choice is not None, None, choice, why, None), State(forced, at) if started else state
+        known = State(forced, at, state.left) if started else state
+        return Tuning(forced, choice is not None, None, choice, why, None), known
     profile, acceptance = seen.profile, seen.acceptance
     free = bounds.model_copy(update={"disable_threshold": "Auto"})
     crossover = disable_threshold(profile, acceptance, seen.context, free, seen.max_batch)
     envelope, change = forced, None
-    cooled = state.changed_at is None or now - state.changed_at >= COOL_DOWN
-    if seen.steps >= ENOUGH_STEPS and cooled:
+    passed = math.inf if state.changed_at is None else abs(now - state.changed_at)  # a clock may have jumped back
+    if seen.steps >= ENOUGH_STEPS and passed >= COOL_DOWN:
         wanted = _wanted(profile, acceptance, seen, bounds, free)
-        change = _improvement(profile, acceptance, seen, forced, wanted)
+        calm = passed >= (RETURN if wanted == state.left else CALM)
+        change = _improvement(profile, acceptance, seen, forced, wanted, calm)
         envelope = wanted if change else forced
     choice = best(profile, acceptance, seen.batch, int(seen.context * seen.batch), envelope)
     why = choice.reason
@@ -157,7 +176,8 @@ def tune(
         unsure = f"{ENOUGH_STEPS} speculative steps are needed to judge them, and {seen.steps} are measured"
         why = reason.bounds_kept(envelope, unsure)
     at = now if envelope != current else state.changed_at
-    return Tuning(envelope, True, crossover, choice, why, change), State(envelope, at)
+    left = current if envelope != current else state.left
+    return Tuning(envelope, True, crossover, choice, why, change), State(envelope, at, left)
 
 
 def _choice(seen: Traffic | None, envelope: Envelope) -> Choice | None:
@@ -166,7 +186,9 @@ def _choice(seen: Traffic | None, envelope: Envelope) -> Choice | None:
     return best(seen.profile, seen.acceptance, seen.batch, int(seen.context * seen.batch), envelope)
 
 
-def _wanted(profile: CostProfile, acceptance: Acceptance, seen: Traffic, bounds: Envelope, free: Envelope) -> Envelope:
+def _wanted(
+    profile: CostProfile | Costs, acceptance: Acceptance, seen: Traffic, bounds: Envelope, free: Envelope
+) -> Envelope:
     """The tightest envelope that holds the best settings of the expected load and of half of it.
 
     Where plain decoding is best, that is the narrowest that still learns. A computed threshold is one above which not
@@ -191,14 +213,20 @@ def _wanted(profile: CostProfile, acceptance: Acceptance, seen: Traffic, bounds:
 
 
 def _improvement(
-    profile: CostProfile, acceptance: Acceptance, seen: Traffic, current: Envelope, wanted: Envelope
+    profile: CostProfile | Costs,
+    acceptance: Acceptance,
+    seen: Traffic,
+    current: Envelope,
+    wanted: Envelope,
+    calm: bool,
 ) -> str | None:
-    """What the wanted envelope has over the current one, None when that is not worth a change."""
+    """What the wanted envelope has over the current one, None when that is not worth a change. calm: the last change
+    is long ago, else this one must be urgent."""
     old, new = (
         seen.max_batch + 1 if envelope.disable_threshold == "Auto" else envelope.disable_threshold
         for envelope in (current, wanted)
     )
-    if abs(old - new) > max(1.0, UNSAFE * min(old, new)):
+    if calm and abs(old - new) > max(1.0, UNSAFE * min(old, new)):
         return reason.threshold_changed(current, wanted, seen.batch)
     context = int(seen.context * seen.batch)
     rates = []
@@ -208,7 +236,7 @@ def _improvement(
             rates.append(plain_rate(profile, seen.batch, context))
         else:
             rates.append(spec_rate(profile, acceptance, seen.batch, context, _at_bounds(envelope)))
-    if rates[1] > rates[0] * (1 + MARGIN):
+    if rates[1] > rates[0] * (1 + (MARGIN if calm else URGENT)):
         return reason.bounds_changed(current, wanted, seen.batch, *rates)
     return None
 

@@ -55,7 +55,7 @@ def test_a_profile_in_which_a_speculative_step_has_less_overhead_than_a_plain_on
     noisy = PROFILE.model_copy(update={"overhead_ms": 0.0, "plain_overhead_ms": 14.0})
     found = traffic([report(profile=noisy.model_dump())], None)
     assert found is not None
-    assert found.profile is not None
+    assert isinstance(found.profile, CostProfile)
     assert found.profile.overhead_ms == 14.0
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from pilotfish_engine.contract import reason
 from pilotfish_engine.contract.acceptance import AcceptanceEstimate
+from pilotfish_engine.contract.findings import Findings
 from pilotfish_engine.contract.goodput import (
     Choice,
     best,
@@ -25,7 +26,16 @@ from pilotfish_engine.contract.goodput import (
 )
 from pilotfish_engine.contract.preparation import Preparation, Preparing, ready
 from pilotfish_engine.contract.probes import Probes, Prospect
-from pilotfish_engine.contract.speculation import PLAIN, CostProfile, Effective, Envelope, Settings
+from pilotfish_engine.contract.speculation import (
+    LEARNED_VERSION,
+    PLAIN,
+    CostProfile,
+    Effective,
+    Envelope,
+    Finding,
+    Learned,
+    Settings,
+)
 from pilotfish_engine.contract.times import MeasuredCosts
 
 DECIDE_EVERY = 8
@@ -38,11 +48,14 @@ HYSTERESIS = 0.01
 class Controller:
     """One per engine. Call `choose` before and `observe` after each decode step; with overlap `observe` may come late.
 
-    profile: the engine's own, in ms. max_batch: the most requests that run at once.
+    profile: the engine's own, in ms. max_batch: the most requests that run at once. key: of model, draft, device and
+    ranks; engines of the same one may `learn` from each other.
     """
 
-    def __init__(self, envelope: Envelope, profile: CostProfile, max_batch: int) -> None:
+    def __init__(self, envelope: Envelope, profile: CostProfile, max_batch: int, key: str = "") -> None:
         self._envelope = envelope
+        self._profile, self._key = profile, key
+        self._findings = Findings()
         self._max_batch = max_batch
         self._estimate = AcceptanceEstimate()
         self._costs = MeasuredCosts(profile)
@@ -91,6 +104,31 @@ class Controller:
         plain = choice.plain_tokens_per_second
         return reason.kept((self._settings, rate), batch, plain, best_one, self._envelope)
 
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What the steps that ran lately gave, beside what was promised of them; the last to run first."""
+        return self._findings.latest()
+
+    @property
+    def learned(self) -> Learned:
+        """What it knows of its times, for engines of the same kind."""
+        return Learned(key=self._key, profile=self._profile, places=self._costs.places())
+
+    def learn(self, learned: Learned) -> str | None:
+        """Takes over what another engine knows of the times. Returns why not, where it does not."""
+        if learned.version != LEARNED_VERSION:
+            return f"it is of version {learned.version}, and {LEARNED_VERSION} is read here"
+        if learned.key != self._key:
+            return f"it is of {learned.key!r}, and this is {self._key!r}"
+        if learned.steps <= self.learned.steps:
+            return f"it knows {learned.steps} steps, and {self.learned.steps} are known here"
+        try:
+            found = MeasuredCosts(learned.profile, learned.places)
+        except ValueError as problem:
+            return str(problem)
+        self._profile, self._costs, self._is_due = learned.profile, found, True
+        return None
+
     def effective(self) -> Effective:
         """What runs now between probes; disable_threshold is the envelope's number, or computed from what is known."""
         threshold = self._envelope.disable_threshold
@@ -129,6 +167,9 @@ class Controller:
         batch = len(accept_lens)
         self._estimate.observe(settings, accept_lens)
         if step_ms is not None:
+            whole, each = step_ms + (host_ms or 0.0), 1 + expected_yield(self._estimate.acceptance, settings)
+            promised = whole * batch * each / self._costs.step_ms(settings, batch, context_tokens)
+            self._findings.observe(settings, batch, sum(accept_lens), whole, promised)
             self._costs.observe(settings, batch, context_tokens, step_ms)
         if host_ms is not None:  # a pause longer than a step says little
             self._costs.observe_host(batch, min(host_ms, self._costs.step_ms(settings, batch, context_tokens)))

@@ -74,22 +74,6 @@ class Envelope(_Frozen):
     tuning: Tuning = "Adaptive"
 
 
-class EnvelopeUpdate(BaseModel):
-    """Body of PUT /v1/speculation: any of the envelope's fields; those left out keep their value."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    num_steps: NumSteps | None = None
-    topk: TopK | None = None
-    num_draft_tokens: NumDraftTokens | None = None
-    disable_threshold: Threshold | None = None
-    tuning: Tuning | None = None
-
-    def applied_to(self, envelope: Envelope) -> Envelope:
-        """The envelope with this update's fields in place."""
-        return Envelope.model_validate(envelope.model_dump() | self.model_dump(exclude_none=True))
-
-
 class CostProfile(_Frozen):
     """Milliseconds of each part of a step, measured at engine start; tables are (size, ms), sizes ascending.
 
@@ -112,6 +96,69 @@ class CostProfile(_Frozen):
         if any(one >= other for one, other in pairwise(sizes)):
             raise ValueError(f"sizes must ascend, not {sizes[:20]}")
         return table
+
+
+class Correction(_Frozen):
+    """How far one setting's steps differ from the profile beside what all differ by. count: of steps, fading."""
+
+    settings: Settings
+    expected_ms: float = Field(gt=0, allow_inf_nan=False)
+    difference: float = Field(ge=-1, le=10, allow_inf_nan=False)
+    count: float = Field(ge=0, allow_inf_nan=False)
+
+
+class Place(_Frozen):
+    """Corrections at batches of one bit length. common: of all settings; host_ms: between two steps."""
+
+    bits: int = Field(ge=1, le=16)
+    common: float = Field(ge=-1, le=10, allow_inf_nan=False)
+    host_ms: float = Field(ge=0, le=1e6, allow_inf_nan=False)
+    steps: int = Field(ge=0)
+    settings: tuple[Correction, ...] = Field(default=(), max_length=256)
+
+
+LEARNED_VERSION = 1
+
+
+class Learned(_Frozen):
+    """What an engine knows of its times: the start-up profile as real steps corrected it. An engine of the same `key`
+    (model, draft, device, ranks) starts with it instead of its own. One of another `version` is not used."""
+
+    version: int = LEARNED_VERSION
+    key: str = Field(max_length=1024)
+    profile: CostProfile
+    places: tuple[Place, ...] = Field(default=(), max_length=16)
+
+    @property
+    def steps(self) -> int:
+        return sum(place.steps for place in self.places)
+
+
+class Finding(_Frozen):
+    """What steps of one setting gave lately at about so many running requests, and what was promised of them."""
+
+    settings: Settings
+    running: float = Field(gt=0, allow_inf_nan=False)
+    steps: float = Field(gt=0, allow_inf_nan=False)
+    tokens_per_second: float = Field(ge=0, allow_inf_nan=False)
+    promised_tokens_per_second: float = Field(ge=0, allow_inf_nan=False)
+
+
+class EnvelopeUpdate(BaseModel):
+    """Body of PUT /v1/speculation: any of the envelope's fields; those left out keep their value."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    num_steps: NumSteps | None = None
+    topk: TopK | None = None
+    num_draft_tokens: NumDraftTokens | None = None
+    disable_threshold: Threshold | None = None
+    tuning: Tuning | None = None
+    learned: Learned | None = Field(default=None, description="what another engine of the same kind knows")
+
+    def applied_to(self, envelope: Envelope) -> Envelope:
+        """The envelope with this update's fields in place."""
+        return Envelope.model_validate(envelope.model_dump() | self.model_dump(exclude_none=True, exclude={"learned"}))
 
 
 class Effective(_Frozen):
@@ -168,6 +215,8 @@ class EngineReport(_Frozen):
     profile: CostProfile | None
     reason: str = Field(max_length=4000)
     device: DeviceReport = DeviceReport()
+    findings: tuple[Finding, ...] = Field(default=(), max_length=64, description="the last to run first")
+    learned: Learned | None = None
     pod: str = Field(default="", max_length=253)
     uptime_seconds: Seconds | None = None
 

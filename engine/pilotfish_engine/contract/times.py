@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pilotfish_engine.contract.goodput import Costs, costs
-from pilotfish_engine.contract.speculation import CostProfile, Settings
+from pilotfish_engine.contract.speculation import Correction, CostProfile, Place, Settings
 
 _FOLLOWS = 8  # steps over which what all settings have in common is followed,
 _KEEPS = 32  # and over which one setting's difference from it
@@ -30,9 +30,10 @@ class MeasuredCosts(Costs):
     of the next smaller known one, else of the next larger.
     """
 
-    def __init__(self, profile: CostProfile) -> None:
+    def __init__(self, profile: CostProfile, places: Sequence[Place] = ()) -> None:
+        """places: what another engine of the same profile has learnt. Raises ValueError on an unusable profile."""
         self._profile = costs(profile)
-        self._places: dict[int, _Place] = {}  # by the batch's bit length
+        self._places = {place.bits: _Place.read(place) for place in places}  # by the batch's bit length
 
     def observe(self, settings: Settings, batch: int, context_tokens: int, step_ms: float) -> None:
         """Counts one step of `batch` requests that took step_ms, without the host's part."""
@@ -59,6 +60,10 @@ class MeasuredCosts(Costs):
         if count < 1:
             ms = min(ms, self._profile.step_ms(settings, batch, context_tokens) + place.host_ms)
         return ms * (1 - _SURE - _UNSURE / (count + 1))
+
+    def places(self) -> tuple[Place, ...]:
+        """Returns what was learnt, for another engine of the same profile."""
+        return tuple(place.written(bits) for bits, place in sorted(self._places.items()))
 
     def _own(self, batch: int) -> _Place:
         """The place of this batch, which begins as the nearest one stands."""
@@ -97,6 +102,25 @@ class _Place:
             self.host_ms, self._common = like.host_ms, like._common
             self._own = {s: _Own(own.expected_ms, own.difference, min(own.count, 1.0)) for s, own in like._own.items()}
 
+    @classmethod
+    def read(cls, place: Place) -> _Place:
+        """What another engine wrote: believed as a whole, and each setting as if it had run a few times."""
+        found = cls(None)
+        found.host_ms, found._common, found._steps = place.host_ms, place.common, min(place.steps, _FOLLOWS)
+        found._pauses = min(place.steps, _FOLLOWS)
+        for one in place.settings:
+            found._own[one.settings] = _Own(one.expected_ms, one.difference, min(one.count, _FOLLOWS))
+        return found
+
+    def written(self, bits: int) -> Place:
+        settings = tuple(
+            Correction(settings=s, expected_ms=own.expected_ms, difference=_clip(own.difference), count=own.count)
+            for s, own in self._own.items()
+        )
+        return Place(
+            bits=bits, common=_clip(self._common), host_ms=self.host_ms, steps=self._steps, settings=settings
+        )
+
     def observe(self, settings: Settings, expected_ms: float, step_ms: float) -> None:
         ratio = min(max(step_ms / expected_ms, 1 / _CLIP), _CLIP)
         factor = self.factor(settings, expected_ms)
@@ -133,6 +157,10 @@ class _Place:
         """The difference of settings that never ran, by those that did."""
         known = sorted((own.expected_ms, own.difference) for own in self._own.values())
         return _linear(known, expected_ms)
+
+
+def _clip(difference: float) -> float:
+    return min(max(difference, -1.0), _CLIP)
 
 
 def _linear(points: Sequence[tuple[float, float]], x: float) -> float:

@@ -132,6 +132,8 @@ class Scheduler:
         """Takes effect with the next step. Raises EnvelopeError, and nothing changes, on what the method cannot do."""
         self._collect()
         self._worker.set_envelope(update.applied_to(self._worker.speculation_report().envelope))
+        if update.learned is not None:
+            self._worker.learn(update.learned)
         return self.report()
 
     def flush_cache(self) -> None:

@@ -54,6 +54,8 @@ class Tally:
             profile=speculation.profile,
             reason=speculation.reason,
             device=speculation.device,
+            findings=speculation.findings,
+            learned=speculation.learned,
         )
 
     @property

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from pilotfish_engine.contract.speculation import Envelope, Settings
+from pilotfish_engine.contract.speculation import Envelope, Learned, Settings
 from pilotfish_engine.distributed.children import received
 from pilotfish_engine.distributed.followers import Followers
 from pilotfish_engine.errors import HandoverError
@@ -108,6 +108,9 @@ class Leader:
 
     def set_envelope(self, envelope: Envelope) -> None:
         self._worker.set_envelope(envelope)
+
+    def learn(self, learned: Learned) -> None:
+        self._worker.learn(learned)
 
     def speculation_report(self) -> SpeculationReport:
         return self._worker.speculation_report()

@@ -5,6 +5,7 @@ Implements types.Worker. Knows nothing about queues, HTTP or when a request ends
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from pilotfish_engine.batch.handover import read_in, write_out
 from pilotfish_engine.batch.passes import last_places, over_spans
 from pilotfish_engine.contract.controller import Controller
 from pilotfish_engine.contract.methods import Limits
-from pilotfish_engine.contract.speculation import PLAIN, CostProfile, DeviceReport, Envelope, Settings
+from pilotfish_engine.contract.speculation import PLAIN, CostProfile, DeviceReport, Envelope, Learned, Settings
 from pilotfish_engine.errors import EnvelopeError, NumbersError
 from pilotfish_engine.model.memory import put
 from pilotfish_engine.sampling.draw import NONE
@@ -55,6 +56,8 @@ class _Launched:
 
     def finish(self) -> None:
         self.result = self._read()
+
+log = logging.getLogger(__name__)
 
 
 class TargetWorker:
@@ -123,6 +126,11 @@ class TargetWorker:
             raise EnvelopeError(misfit.sentence, misfit.field)
         self._controller.set_envelope(envelope)
 
+    def learn(self, learned: Learned) -> None:
+        refused = self._controller.learn(learned)
+        if refused is not None:
+            log.info("what another engine has learnt is not taken over: %s", refused)
+
     def speculation_report(self) -> SpeculationReport:
         controller = self._controller
         return SpeculationReport(
@@ -134,6 +142,8 @@ class TargetWorker:
             profile=self._profile,
             reason=controller.reason,
             device=self._device_report(),
+            findings=controller.findings,
+            learned=controller.learned,
         )
 
     def _device_report(self) -> DeviceReport:

@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 from pydantic import ValidationError
 
-from pilotfish_engine.contract.speculation import EngineReport, Envelope, EnvelopeUpdate
+from pilotfish_engine.contract.speculation import EngineReport, Envelope, EnvelopeUpdate, Learned
 
 TIMEOUT = aiohttp.ClientTimeout(total=2.0, sock_connect=1.0)  # an engine answers between two steps
 MAX_BYTES = 256 * 1024  # the largest honest report has a few KB
@@ -80,6 +80,10 @@ class Engines:
         """PUT /v1/speculation, every field. Raises EngineError."""
         body = EnvelopeUpdate.model_validate(envelope.model_dump()).model_dump(exclude_none=True)
         await self._request("PUT", address, port, token, body)
+
+    async def tell(self, address: str, port: int, token: str, learned: Learned) -> None:
+        """PUT /v1/speculation, what another engine has measured alone. Raises EngineError."""
+        await self._request("PUT", address, port, token, {"learned": learned.model_dump(mode="json")})
 
     async def _request(self, method: str, address: str, port: int, token: str | None = None, body: Any = None) -> bytes:
         host = f"[{address}]" if ":" in address else address

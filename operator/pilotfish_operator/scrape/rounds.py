@@ -15,13 +15,14 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from pilotfish_engine.contract.speculation import EngineReport, Envelope
+from pilotfish_engine.contract.speculation import EngineReport, Envelope, Learned
 from pilotfish_operator.scrape.client import BadReport, EngineError, Engines, EnvelopeRefused, TokenRefused
 from pilotfish_operator.scrape.findings import Drift, Round, Seen, Target
 from pilotfish_operator.scrape.trust import History, judge
 
 Key = TypeVar("Key", bound=Hashable)
 LAST_DELAY = 60.0  # seconds between two tries to read a pod that does not answer, at most
+SHARED_STEPS = 256  # an engine that has run fewer is told what another one of its kind knows, if that is as many
 UNLEARNT = 20  # rounds kept for a model whose turn does not come
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class _Pod:
     put_due: float = 0.0
     puts_failed: int = 0
     refused: Envelope | None = None
+    told: bool = False
     drift: Drift | None = None
 
 
@@ -50,6 +52,7 @@ class _Model:
     token: str = ""
     envelope: Envelope | None = None
     rounds: list[Round] = field(default_factory=list)
+    learned: dict[str, Learned] = field(default_factory=dict)  # by kind: what outlives an engine
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -143,12 +146,28 @@ class Rounds(Generic[Key]):
         report = await self._read(pod)
         if report is None:
             return
+        await self._share(pod, report, model)
         wanted = model.envelope
         if wanted is None or report.method == "None" or report.envelope == wanted:
             pod.drift, pod.refused, pod.puts_failed, pod.put_due = None, None, 0, 0.0
             return
         if pod.refused != wanted and pod.put_due <= self._clock() and self._may_put():
             await self._put(pod, wanted, model.token)
+
+    async def _share(self, pod: _Pod, report: EngineReport, model: _Model) -> None:
+        """Keeps the times that the engine has measured, or tells it those that another one has, once."""
+        own = report.learned
+        if own is None:
+            return
+        known = model.learned.get(own.key)
+        if known is None or own.steps > known.steps:
+            model.learned[own.key] = own
+        elif own.steps < SHARED_STEPS <= known.steps and not pod.told and self._may_put():
+            pod.told = True
+            try:
+                await self._engines.tell(pod.target.address, pod.target.port, model.token, known)
+            except EngineError as problem:
+                log.warning("%s: what its siblings measured did not arrive: %s", pod.target.name, problem)
 
     async def _read(self, pod: _Pod) -> EngineReport | None:
         """What the pod says, when it is believed. One missed answer is no outage: the report before it stands."""

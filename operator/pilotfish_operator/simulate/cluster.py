@@ -225,4 +225,6 @@ def report(engine: Engine, envelope: Envelope) -> EngineReport:
         ),
         profile=engine.machine.told or engine.machine.profile,
         reason=own.reason,
+        findings=own.findings,
+        learned=own.learned if own is controller else None,
     )

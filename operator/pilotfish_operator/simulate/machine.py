@@ -56,9 +56,6 @@ def impossible(profile: CostProfile) -> str | None:
         return "verify_ms is empty; it needs at least one (tokens, ms)"
     for field in ("verify_ms", "draft_ms", "extend_ms"):
         for size, ms in getattr(profile, field):
-            if size < 1 or not 0 < ms < 1e6:
-                return f"{field} has ({size}, {ms}); sizes from 1 and times between 0 and 1e6 ms would work"
-    for field in ("kv_ms_per_token", "overhead_ms", "plain_overhead_ms"):
-        if not 0 <= getattr(profile, field) < 1e6:
-            return f"{field} is {getattr(profile, field)}; between 0 and 1e6 would work"
+            if not ms > 0:
+                return f"{field} has ({size}, {ms:g}); a time above 0 would work"
     return None

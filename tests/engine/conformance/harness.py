@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from pilotfish_engine.config import CapacityConfig, EngineConfig, ModelConfig, SpeculationConfig
-from pilotfish_engine.contract.speculation import Envelope, EnvelopeUpdate
+from pilotfish_engine.contract.speculation import Envelope, EnvelopeUpdate, Learned
 from pilotfish_engine.engine import Parts, assemble
 from pilotfish_engine.messages import Output, SamplingParams, Submit, TokenLogprob
 from pilotfish_engine.model.inputs import KVCache
@@ -85,6 +85,9 @@ class Watched:
 
     def set_envelope(self, envelope: Envelope) -> None:
         self.parts.worker.set_envelope(envelope)
+
+    def learn(self, learned: Learned) -> None:
+        raise AssertionError("nobody shares times here")
 
     def speculation_report(self) -> SpeculationReport:
         return self.parts.worker.speculation_report()

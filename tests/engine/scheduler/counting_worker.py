@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pilotfish_engine.contract.speculation import Effective, Envelope
+from pilotfish_engine.contract.speculation import Effective, Envelope, Learned
 from pilotfish_engine.errors import HandoverError
 from pilotfish_engine.messages import Output, SamplingParams, Submit
 from pilotfish_engine.scheduler.scheduler import Scheduler
@@ -123,6 +123,9 @@ class Counting:
         found = [token(row.tokens[0], len(row.tokens) + number) for number in range(count)]
         row.tokens += found
         return found
+
+    def learn(self, learned: Learned) -> None:
+        raise AssertionError("nobody shares times here")
 
     def speculation_report(self) -> SpeculationReport:
         effective = Effective(num_steps=0, topk=1, num_draft_tokens=1, disable_threshold=None, active=False)

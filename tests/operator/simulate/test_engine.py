@@ -133,10 +133,11 @@ def test_a_load_has_the_rate_that_it_says() -> None:
     ("bad", "says"),
     [
         ({"verify_ms": []}, "verify_ms is empty"),
-        ({"verify_ms": [[1, -2.0]]}, r"verify_ms has \(1, -2.0\)"),
-        ({"verify_ms": [[1, 1e9]]}, "verify_ms has"),
-        ({"draft_ms": [[0, 1.0]]}, "draft_ms has"),
-        ({"kv_ms_per_token": 1e9}, "kv_ms_per_token is"),
+        ({"verify_ms": [[1, -2.0]]}, "profile.verify_ms"),
+        ({"verify_ms": [[1, 1e9]]}, "profile.verify_ms"),
+        ({"verify_ms": [[1, 0.0]]}, r"verify_ms has \(1, 0\)"),
+        ({"draft_ms": [[0, 1.0]]}, "profile.draft_ms"),
+        ({"kv_ms_per_token": 1e9}, "profile.kv_ms_per_token"),
         ({"verify_ms": [[1, "much"]]}, "profile.verify_ms"),
     ],
 )
