@@ -51,7 +51,7 @@ def distributions(module: str) -> set[str]:
 
 @pytest.mark.parametrize(
     ("package", "extras"),
-    [("operator/pilotfish_operator", ("operator",)), ("engine/pilotfish_engine", ("engine", "cuda", "train"))],
+    [("operator/pilotfish_operator", ("operator", "train")), ("engine/pilotfish_engine", ("engine", "cuda", "train"))],
 )
 def test_what_is_imported_is_what_is_declared(package: str, extras: tuple[str, ...]) -> None:
     wanted, used = declared(*extras), set[str]()

@@ -92,7 +92,7 @@ BREACHES = [
     (f"{OPERATOR}/engines.py", "import pilotfish_engine.config", "nothing of the engine but the contract"),
     (f"{ENGINE}/config.py", "import pilotfish_operator.api", "nothing of the operator"),
     (f"{ENGINE}/scheduler/policy.py", "import torch", "The scheduler imports no torch"),
-    (f"{OPERATOR}/observe.py", "import kopf", "Only handlers import kopf"),
+    (f"{OPERATOR}/observe.py", "import kopf", "Only the watcher imports kopf"),
     (f"{OPERATOR}/apply.py", "from kubernetes.aio import client", "Only kube imports the Kubernetes client"),
     (f"{ENGINE}/worker/target.py", "import flashinfer", "Only kernels import flashinfer"),
     (f"{ENGINE}/kernels/inputs.py", "from pilotfish_engine.model import inputs", ENGINE_LAYERS),

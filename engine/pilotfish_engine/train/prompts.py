@@ -73,7 +73,7 @@ def read_prompts(path: Path, tokenizer: Tokenizer, max_tokens: int) -> tuple[lis
     if not prompts:
         raise UsageError(
             f"--data {path} has no usable line; lines like "
-            '{"messages": [{"role": "user", "content": "…"}]} would work' + (f"\n{skipped}" if skipped.lines else "")
+            '{"messages": [{"role": "user", "content": "…"}]} would work' + (f"; {skipped}" if skipped.lines else "")
         )
     return prompts, skipped
 

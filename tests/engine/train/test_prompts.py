@@ -93,7 +93,7 @@ def test_bytes_that_are_no_text_are_one_bad_line(tmp_path: Path, tokenizer: Toke
 
 
 def test_a_file_without_a_usable_line(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    with pytest.raises(UsageError, match=r"no usable line; .*\nskipped 1 line \(1\): not JSON"):
+    with pytest.raises(UsageError, match=r"no usable line; .* would work; skipped 1 line \(1\): not JSON"):
         read(tmp_path / "a", tokenizer, ["nonsense"])
 
 

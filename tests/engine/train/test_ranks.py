@@ -151,7 +151,7 @@ class Threads(Ranks):
         self._parts = parts
         self._meet = meet
 
-    def sum(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Tensor) -> Tensor:
         self._parts[self.rank] = x.clone()
         self._meet.wait()
         x.copy_(torch.stack(self._parts).sum(dim=0))
