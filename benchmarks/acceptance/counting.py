@@ -25,7 +25,7 @@ from pilotfish_engine.scheduler.scheduler import Scheduler
 from pilotfish_engine.speculation.proposer import Proposer, TargetHidden
 from pilotfish_engine.speculation.tree import ABSENT, Candidates, cut
 from pilotfish_engine.speculation.verify import Verdict
-from pilotfish_engine.worker.target import TargetWorker
+from pilotfish_engine.worker.target import Speculation, TargetWorker
 
 COUNTED = CostProfile(verify_ms=((1, 1.0),))  # of no matter where settings are fixed
 
@@ -123,9 +123,7 @@ class Counted:
             replace(parts.step, proposer=cast(Proposer, self._listener)),
             Controller(report.envelope, COUNTED, self._rows),
             limits,
-            report.method,
-            draft_limits=Limits(),
-            profile=None,
+            Speculation(report.method, Limits(), profile=None),
         )
         self._scheduler = Scheduler(worker, parts.chunk_size)
         self._known: dict[Hashable, list[Watched]] = {}

@@ -38,7 +38,7 @@ from pilotfish_engine.types import Worker, WorkerLimits
 from pilotfish_engine.worker.ahead import record_ahead
 from pilotfish_engine.worker.graphs import StepGraphs, recorder
 from pilotfish_engine.worker.profile import measure
-from pilotfish_engine.worker.target import TargetWorker
+from pilotfish_engine.worker.target import Speculation, TargetWorker
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,7 @@ def assemble(
         step,
         Controller(envelope, profile, capacity.max_running_requests, _kind(config, method, device, dtype)),
         limits,
-        method=NO_METHOD if method is None else method.name,
-        draft_limits=draft_limits,
-        profile=profile,
+        Speculation(NO_METHOD if method is None else method.name, draft_limits, profile),
         graphs=_recorded(step, profile, envelope),
         memory_bytes=reserved.parts(),
     )

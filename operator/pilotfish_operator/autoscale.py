@@ -176,7 +176,7 @@ def decide(bounds: Bounds, state: State, current: int, ready: int, now: float) -
         panicking,
         low_known,
         _limit(bounds, want, current, stable, target),
-        _reason(bounds, stable, panic, panicking, low_known, replicas, current, want),
+        _reason(bounds, stable, panic, panicking, low_known, replicas, current),
     )
     return scale, replace(state, readings=readings, wanted=history, since=since, panic_at=panic_at)
 
@@ -192,7 +192,7 @@ def _limit(bounds: Bounds, want: int, current: int, stable: Mean, target: float 
 
 
 def _reason(
-    bounds: Bounds, stable: Mean, panic: Mean, panicking: bool, known: bool, replicas: int, current: int, want: int
+    bounds: Bounds, stable: Mean, panic: Mean, panicking: bool, known: bool, replicas: int, current: int
 ) -> str:
     if bounds.target is None:
         return reason.replicas_kept(replicas, "what one carries is not known yet")

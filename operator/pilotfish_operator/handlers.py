@@ -22,7 +22,6 @@ from pilotfish_operator.kinds import CHILD_SELECTOR, GROUP, MODELS, VERSION, WAT
 from pilotfish_operator.kube import Kube, KubeError, NotFound
 from pilotfish_operator.lease import Leadership
 from pilotfish_operator.metrics import Metrics
-from pilotfish_operator.plan import Patience
 from pilotfish_operator.reconcile import Reconciler
 from pilotfish_operator.scrape.client import Engines
 from pilotfish_operator.scrape.rounds import Rounds
@@ -44,16 +43,7 @@ class Operator:
         self._cache, self.metrics = Cache(), Metrics()
         self._lease = Leadership(api, settings.own_namespace, settings.lease_name, settings.identity)
         self._rounds: Rounds[Key] = Rounds(engines, settings.resync_seconds, self._read, self._leads)
-        self._reconciler = Reconciler(
-            api,
-            self._cache,
-            self._rounds,
-            self._leads,
-            settings.engine_image,
-            settings.resync_seconds,
-            self.metrics,
-            Patience(settings.again_seconds, settings.rollout_seconds),
-        )
+        self._reconciler = Reconciler(api, self._cache, self._rounds, self._leads, settings, self.metrics)
         self._queue: WorkQueue[Key] = WorkQueue(self._reconciler.turn, workers=settings.workers)
         self._watcher = Watcher(settings, self._seen_by_watch)
         self._stale, self._suspects = set[str](), set[str]()

@@ -22,6 +22,7 @@ from pilotfish_operator import autoscale, plan, status
 from pilotfish_operator.api import Spec
 from pilotfish_operator.apply import Applier, NotLeading, Outcome, Problem
 from pilotfish_operator.cache import Cache, Key
+from pilotfish_operator.config import Config
 from pilotfish_operator.events import record
 from pilotfish_operator.kinds import CONFIG_MAPS, DEPLOYMENTS, MODELS, PODS, SECRETS
 from pilotfish_operator.kube import Kube, KubeError, NotFound
@@ -56,16 +57,15 @@ class Reconciler:
         cache: Cache,
         rounds: Rounds[Key],
         leads: Callable[[], bool],
-        image: str,
-        resync: float,
+        settings: Config,
         metrics: Metrics,
-        patience: plan.Patience,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kube, self._cache, self._rounds, self._leads = kube, cache, rounds, leads
-        self._image, self._resync, self._metrics, self._clock = image, resync, metrics, clock
-        self._patience = patience
-        self._applier = Applier(kube, cache, leads, clock, 5 * resync)
+        self._image, self._resync = settings.engine_image, settings.resync_seconds
+        self._metrics, self._clock = metrics, clock
+        self._patience = plan.Patience(settings.again_seconds, settings.rollout_seconds)
+        self._applier = Applier(kube, cache, leads, clock, 5 * self._resync)
         self._tracks: dict[Key, _Track] = {}
 
     def forget_all(self) -> None:
@@ -101,35 +101,35 @@ class Reconciler:
 
     async def _turn(self, key: Key, model: Object) -> KubeError | None:
         """What failed and may work at another try, once the status says so."""
-        owner, old, stamp = owner_of(model), model.get("status") or {}, _now()
+        owner, stamp = owner_of(model), _now()
+        last = status.Last(model.get("status") or {}, model["metadata"]["generation"], stamp)
         track = self._tracks.get(key)
         if track is None or track.uid != owner.uid:
             track = self._tracks[key] = _Track(owner.uid)
-        generation = model["metadata"]["generation"]
         try:
             spec = Spec.model_validate(model["spec"])
         except ValidationError as problem:
             first = problem.errors()[0]
             text = f"spec.{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
-            await self._write_status(model, track, status.invalid(text, old, generation, stamp), stamp)
+            await self._write_status(model, track, status.invalid(text, last), stamp)
             return None
         try:
-            new, notes, failed = await self._act(key, owner, spec, track, old, generation, stamp)
+            new, notes, failed = await self._act(key, owner, spec, track, last)
         except (NotLeading, KubeError):
             raise
         except Exception as bug:  # said where the user looks; the queue tries again and logs it
             text = f"the operator failed on this model and tries again ({type(bug).__name__}: {bug})"
-            await self._write_status(model, track, status.failed(text, old, generation, stamp), stamp)
+            await self._write_status(model, track, status.failed(text, last), stamp)
             raise
         await self._write_status(model, track, new, stamp, notes)
         return failed
 
     async def _act(
-        self, key: Key, owner: Owner, spec: Spec, track: _Track, old: Object, generation: int, stamp: str
+        self, key: Key, owner: Owner, spec: Spec, track: _Track, last: status.Last
     ) -> tuple[Object, list[Note], KubeError | None]:
         blind = self._cache.blind(owner.namespace)
         observed = self._observe(key, owner, track)
-        decision, track.memory = plan.decide(spec, observed, track.memory, self._clock(), old.get("replicas"))
+        decision, track.memory = plan.decide(spec, observed, track.memory, self._clock(), last.status.get("replicas"))
         made = plan.plan(owner, spec, observed, decision, self._image, time.time(), self._patience)
         problems: list[Problem] = [("CannotRead", text) for text in blind.values()]
         secret = Outcome()
@@ -151,7 +151,7 @@ class Reconciler:
             for pod in observed.pods
             if (drift := observed.drift.get(pod.uid)) and self._clock() - drift.since > LASTING * self._resync
         )
-        new = status.compose(owner, spec, observed, made, problems, old, generation, stamp, lasting, unsure)
+        new = status.compose(owner, spec, observed, made, status.Trouble(problems, lasting, unsure), last)
         self._metrics.show(key, observed, made)
         return new, [*notes, *secret.notes, *outcome.notes], secret.failed or outcome.failed
 

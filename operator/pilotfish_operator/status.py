@@ -39,20 +39,35 @@ class Note:
     once: str = ""
 
 
+@dataclass(frozen=True)
+class Last:
+    """The status as it stands, and what the next is of: the spec's generation, and the time as text."""
+
+    status: Mapping[str, Any]
+    generation: int
+    now: str
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """problems: (reason, sentence) of what could not be read or written; drifting: pods that hold other settings than
+    they should, for long; unsure: pods are not known."""
+
+    problems: Sequence[tuple[str, str]] = ()
+    drifting: Sequence[str] = ()
+    unsure: bool = False
+
+
 def compose(
     owner: Owner,
     spec: Spec,
     observed: Observed,
     plan: Plan,
-    problems: Sequence[tuple[str, str]],
-    old: Mapping[str, Any],
-    generation: int,
-    now: str,
-    drifting: Sequence[str] = (),
-    unsure: bool = False,
+    trouble: Trouble,
+    last: Last,
 ) -> Object:
-    """The whole status. `problems`: (reason, sentence) of what could not be read or written; `old`: the status as it
-    stands; `drifting`: pods that hold other settings than they should, for long; `unsure`: pods are not known."""
+    """Returns the whole status."""
+    problems, drifting, unsure = trouble.problems, trouble.drifting, trouble.unsure
     unknown: Fact = ("Unknown", *problems[0]) if problems else ("Unknown", "CannotRead", "")
     facts: dict[str, Fact] = {
         "Ready": unknown if unsure else _ready(observed, plan),
@@ -67,42 +82,42 @@ def compose(
         "ModelCached": _cached(spec, observed),
     }
     result = Status(
-        observed_generation=generation,
+        observed_generation=last.generation,
         replicas=observed.total,
         ready_replicas=observed.ready(plan.wanted),
         selector=",".join(f"{key}={value}" for key, value in sorted(owner.selector.items())),
         endpoint=owner.endpoint,
-        conditions=conditions(facts, old, generation, now),
+        conditions=conditions(facts, last),
         load=_load(observed, plan),
         speculation=_speculation(spec, observed, plan),
     )
     return result.model_dump(by_alias=True, exclude_none=True, mode="json")
 
 
-def invalid(message: str, old: Mapping[str, Any], generation: int, now: str) -> Object:
+def invalid(message: str, last: Last) -> Object:
     """The status of a model whose spec this operator cannot read; what else is known stays."""
     facts: dict[str, Fact] = {
         "Ready": ("Unknown", "InvalidSpec", message),
         "Degraded": ("True", "InvalidSpec", message),
     }
-    found = conditions(facts, old, generation, now)
+    found = conditions(facts, last)
     return {
-        **old,
-        "observedGeneration": generation,
+        **last.status,
+        "observedGeneration": last.generation,
         "conditions": [c.model_dump(by_alias=True, mode="json") for c in found],
     }
 
 
-def failed(message: str, old: Mapping[str, Any], generation: int, now: str) -> Object:
+def failed(message: str, last: Last) -> Object:
     """The status of a model on which the operator itself fails; what else is known stays."""
-    others = [condition for condition in old.get("conditions") or () if condition["type"] != "Degraded"]
-    found = conditions({"Degraded": ("True", "OperatorFailed", message)}, old, generation, now)
-    return {**old, "conditions": [*others, *(c.model_dump(by_alias=True, mode="json") for c in found)]}
+    others = [condition for condition in last.status.get("conditions") or () if condition["type"] != "Degraded"]
+    found = conditions({"Degraded": ("True", "OperatorFailed", message)}, last)
+    return {**last.status, "conditions": [*others, *(c.model_dump(by_alias=True, mode="json") for c in found)]}
 
 
-def conditions(facts: Mapping[str, Fact], old: Mapping[str, Any], generation: int, now: str) -> list[Condition]:
+def conditions(facts: Mapping[str, Fact], last: Last) -> list[Condition]:
     """Conditions whose transition time is that of the last change of their status."""
-    before = {condition["type"]: condition for condition in old.get("conditions") or ()}
+    before = {condition["type"]: condition for condition in last.status.get("conditions") or ()}
     result = []
     for kind, (truth, reason, message) in facts.items():
         same = before.get(kind, {}).get("status") == truth
@@ -112,8 +127,8 @@ def conditions(facts: Mapping[str, Fact], old: Mapping[str, Any], generation: in
                 status=truth,
                 reason=reason,
                 message=message[:4000],
-                observed_generation=generation,
-                last_transition_time=before[kind]["lastTransitionTime"] if same else now,
+                observed_generation=last.generation,
+                last_transition_time=before[kind]["lastTransitionTime"] if same else last.now,
             )
         )
     return result

@@ -95,6 +95,19 @@ class Blind(Prepared):
         return 0.0
 
 
+@dataclass(frozen=True)
+class Host:
+    """What is beside the steps. ms: between two. prepared: what was recorded before; None: nothing has to be. delay: by
+    how many steps results come late."""
+
+    ms: float | None = None
+    prepared: Prepared | None = None
+    delay: int = 0
+
+
+NO_HOST = Host()
+
+
 def simulate(
     controller: Controller,
     profile: CostProfile,
@@ -102,23 +115,20 @@ def simulate(
     batch: int,
     steps: int,
     seed: int = 0,
-    delay: int = 0,
-    prepared: Prepared | None = None,
-    host_ms: float | None = None,
+    host: Host = NO_HOST,
 ) -> list[Step]:
-    """`steps` decode steps of an engine whose true costs are `profile`. delay: by how many steps results come late.
-    prepared: what was recorded before; None: nothing has to be. host_ms: between steps."""
+    """`steps` decode steps of an engine whose true costs are `profile`."""
     dice, done, late = random.Random(seed), list[Step](), []
-    prepared = prepared or Prepared(0.0)
+    prepared = host.prepared or Prepared(0.0)
     for index in range(steps):
         settings = controller.choose(batch, batch * CONTEXT, prepared.missing_ms)
         extra = prepared.run(settings)
         ms = spec_step_ms(profile, batch, batch * CONTEXT, settings)
         accept_lens = [accept_len(dice, acceptance(index), settings) for _ in range(batch)]
-        late.append((settings, batch * CONTEXT, accept_lens, None if extra else ms, host_ms))
-        if len(late) > delay:
+        late.append((settings, batch * CONTEXT, accept_lens, None if extra else ms, host.ms))
+        if len(late) > host.delay:
             controller.observe(*late.pop(0))
-        done.append(Step(settings, ms + extra + (host_ms or 0.0), sum(accept_lens)))
+        done.append(Step(settings, ms + extra + (host.ms or 0.0), sum(accept_lens)))
     return done
 
 

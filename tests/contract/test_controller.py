@@ -27,6 +27,7 @@ from tests.contract.synthetic import (
     PROFILES,
     SMALL,
     Blind,
+    Host,
     Prepared,
     accept_len,
     best_static,
@@ -108,7 +109,7 @@ def test_a_useless_draft_costs_its_probes_only(batch: int) -> None:
 
 def test_results_that_come_a_step_late_change_nothing_that_matters() -> None:
     acceptance = traffic(2.0)
-    steps = simulate(controller(), H200, lambda _: acceptance, 16, 1000, delay=1)
+    steps = simulate(controller(), H200, lambda _: acceptance, 16, 1000, host=Host(delay=1))
     assert rate(steps) >= 0.97 * best_static(H200, acceptance, 16, CHAINS)
 
 
@@ -184,7 +185,7 @@ def _one_step(
 def test_what_the_host_takes_between_steps_counts(batch: int, host_ms: float, accept_length: float) -> None:
     """Of a small model on a GPU it may be half of the time; steps that commit more tokens share it among these."""
     acceptance = Acceptance(traffic(accept_length).accept)
-    steps = simulate(controller(SMALL, TREES), SMALL, lambda _: acceptance, batch, 3000, host_ms=host_ms)
+    steps = simulate(controller(SMALL, TREES), SMALL, lambda _: acceptance, batch, 3000, host=Host(host_ms))
     whole = SMALL.model_copy(update={"overhead_ms": 0.1 + host_ms, "plain_overhead_ms": 0.05 + host_ms})
     assert rate(steps[1000:]) >= 0.97 * best_static(whole, acceptance, batch, TREES)
 
@@ -204,7 +205,9 @@ def test_settings_that_have_to_be_recorded_wait_until_they_pay(batch: int) -> No
     """Recording takes 15 steps' time here; who is not told of it has less in the end."""
 
     def run(prepared: Prepared, acceptance: Acceptance) -> float:
-        steps = simulate(controller(envelope=TREES), H200, lambda _: acceptance, batch, 3000, prepared=prepared)
+        steps = simulate(
+            controller(envelope=TREES), H200, lambda _: acceptance, batch, 3000, host=Host(prepared=prepared)
+        )
         assert isinstance(prepared, Blind) or rate(steps[1000:]) >= 0.97 * best_static(H200, acceptance, batch, TREES)
         return rate(steps[:1000])
 

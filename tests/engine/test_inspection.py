@@ -60,8 +60,8 @@ def test_a_model_is_what_it_was_made_as_and_takes_what_the_engine_allocates(name
     assert (found.sizes.vocab_size, found.sizes.context) == (config.vocab_size, config.max_position_embeddings)
     tensors = {tensor.data_ptr(): tensor for tensor in model.state_dict().values()}  # tied ones once
     assert found.parameters == sum(tensor.numel() for tensor in tensors.values())
-    assert (found.beside, dict(found.stored_as)) == (0, {"F32": found.parameters})
-    assert found.stored_bytes == (tmp_path / "model.safetensors").stat().st_size
+    assert (found.beside, dict(found.stored.dtypes)) == (0, {"F32": found.parameters})
+    assert found.stored.bytes == (tmp_path / "model.safetensors").stat().st_size
     cache = load(tmp_path, torch.float32).new_kv_cache(num_pages=4, page_size=8)
     pools = {tensor.data_ptr(): tensor for tensor in (cache.k, cache.v)}.values()
     slots = cache.k.shape[1]
@@ -169,10 +169,10 @@ def test_a_gguf_file(tmp_path: Path) -> None:
     model = MODELS["qwen2"]
     write(model, "qwen2", tmp_path / "m.gguf", quantised=True)
     found = inspect(tmp_path / "m.gguf", other := tmp_path / "m.gguf")
-    assert found.parameters == sum(found.stored_as.values()) == model.num_parameters()
+    assert found.parameters == sum(found.stored.dtypes.values()) == model.num_parameters()
     matrices = sum(tensor.numel() for tensor in model.parameters() if tensor.ndim == 2 and tensor.shape[1] % 32 == 0)
-    assert found.stored_as == {"Q8_0": matrices, "F32": found.parameters - matrices}
-    assert found.stored_bytes == other.stat().st_size
+    assert found.stored.dtypes == {"Q8_0": matrices, "F32": found.parameters - matrices}
+    assert found.stored.bytes == other.stat().st_size
     assert found.sizes.layers == 3
     assert found.fit is not None
     assert (found.fit.fits, found.fit.method) == (True, "STANDALONE")

@@ -15,6 +15,7 @@ from pathlib import Path
 SOURCE_FOLDERS = ("engine", "operator", "benchmarks", "charts", "examples", "tests")
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
+MAX_PARAMETERS = 7
 
 # A module is named after what it holds. These words say nothing, and a version in a name keeps two generations alive.
 BANNED_NAME = re.compile(r"(^|_)(utils?|common|helpers?|managers?|v\d+)($|_)", re.IGNORECASE)
@@ -69,6 +70,23 @@ def sizes(path: str, text: str, tree: ast.Module) -> Iterator[str]:
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if length > MAX_FUNCTION_LINES:
                 yield f"{path}:{node.lineno}: {node.name} has {length} lines; at most {MAX_FUNCTION_LINES}"
+
+
+def parameters(path: str, tree: ast.Module) -> Iterator[str]:
+    """A long signature hides a value that has no name yet. Triton's is the machine's: it knows numbers alone."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if any("triton" in ast.unparse(decorator) for decorator in node.decorator_list):
+            continue
+        given, starred = node.args, (node.args.vararg, node.args.kwarg)
+        found = [*given.posonlyargs, *given.args, *given.kwonlyargs, *(arg for arg in starred if arg)]
+        count = len(found) - (bool(found) and found[0].arg in ("self", "cls"))
+        if count > MAX_PARAMETERS:
+            yield (
+                f"{path}:{node.lineno}: {node.name} has {count} parameters; at most {MAX_PARAMETERS}: name what "
+                "belongs together"
+            )
 
 
 def names(path: str) -> Iterator[str]:
@@ -131,7 +149,7 @@ def breaches(root: Path) -> list[str]:
     ]
     for path, text in sources(root):
         tree = ast.parse(text, filename=path)
-        for rule in (sizes(path, text, tree), names(path), docstring(path, tree)):
+        for rule in (sizes(path, text, tree), parameters(path, tree), names(path), docstring(path, tree)):
             found += rule
         for rule in (purity(path, tree), method_names(path, tree)):
             found += rule

@@ -44,6 +44,8 @@ def run(tree: Path, *command: str | Path) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+EIGHT = "(a, b, *, c, d, e, f, g, **h)"
+EIGHT_MORE = "(self, a, b, c, d, e, f, g, h)"
 LONG_FUNCTION = "\n\ndef long() -> int:\n" + "    x = 1\n" * 60 + "    return x\n"
 
 
@@ -52,6 +54,12 @@ LONG_FUNCTION = "\n\ndef long() -> int:\n" + "    x = 1\n" * 60 + "    return x\
     [
         (f"{ENGINE}/planted.py", '"""Doc."""\n' * 401, "planted.py: 401 lines; at most 400"),
         (f"{ENGINE}/planted.py", '"""Doc."""' + LONG_FUNCTION, "planted.py:3: long has 62 lines; at most 60"),
+        (
+            f"{ENGINE}/planted.py",
+            f'"""Doc."""\ndef many{EIGHT}: ...\n',
+            "planted.py:2: many has 8 parameters; at most 7",
+        ),
+        (f"{ENGINE}/planted.py", f'"""Doc."""\nclass A:\n    def many{EIGHT_MORE}: ...\n', "many has 8 parameters"),
         (f"{ENGINE}/kv/utils.py", '"""Doc."""\n', "'utils' says nothing"),
         (f"{ENGINE}/kv/page_helpers.py", '"""Doc."""\n', "'page_helpers' says nothing"),
         (f"{OPERATOR}/plan_v2.py", '"""Doc."""\n', "'plan_v2' says nothing"),

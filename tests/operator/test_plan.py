@@ -59,7 +59,7 @@ EMPTY = observe.observe(OWNER, {})
 
 
 def compose(of: Spec, seen: Observed, made: Plan, old: Mapping[str, Any] | None = None) -> Object:
-    return status.compose(OWNER, of, seen, made, [], old or {}, 3, NOW)
+    return status.compose(OWNER, of, seen, made, status.Trouble(), status.Last(old or {}, 3, NOW))
 
 
 def conditions(found: Object) -> dict[str, tuple[str, str]]:
@@ -213,10 +213,13 @@ def test_a_pod_that_cannot_be_read_is_named() -> None:
     assert message == "1 of 2 pods cannot be read, so nothing scales in: p1: timed out"
 
 
+FORBIDDEN = status.Trouble([("Forbidden", "no")])
+
+
 def test_a_transition_time_moves_with_the_status_alone() -> None:
     of, seen, made = serving(1)
     old = compose(of, seen, made)
-    later = status.compose(OWNER, of, seen, made, [("Forbidden", "no")], old, 3, "2027-01-01T00:00:00Z")
+    later = status.compose(OWNER, of, seen, made, FORBIDDEN, status.Last(old, 3, "2027-01-01T00:00:00Z"))
     times = {c["type"]: c["lastTransitionTime"] for c in later["conditions"]}
     assert times["Ready"] == NOW
     assert times["Degraded"] == "2027-01-01T00:00:00Z"
@@ -226,7 +229,7 @@ def test_events_tell_of_changes_only() -> None:
     of, seen, made = serving(1)
     old = compose(of, seen, made)
     assert status.changes(old, old) == []
-    bad = status.compose(OWNER, of, seen, made, [("Forbidden", "no")], old, 3, NOW)
+    bad = status.compose(OWNER, of, seen, made, FORBIDDEN, status.Last(old, 3, NOW))
     assert [(note.type, note.reason) for note in status.changes(old, bad)] == [("Warning", "Forbidden")]
     assert [(note.type, note.reason) for note in status.changes(bad, old)] == [("Normal", "AsExpected")]
     starting = compose(of, EMPTY, planned(of, EMPTY))
@@ -245,7 +248,7 @@ def test_moving_loads_alone_are_not_material() -> None:
 
 
 def test_a_spec_that_cannot_be_read_is_said() -> None:
-    found = status.invalid("spec.model: Field required", {"replicas": 2}, 4, NOW)
+    found = status.invalid("spec.model: Field required", status.Last({"replicas": 2}, 4, NOW))
     assert found["replicas"] == 2
     assert conditions(found)["Degraded"] == ("True", "InvalidSpec")
 

@@ -74,7 +74,9 @@ class World:
         return found
 
     def degraded(self, made: Plan, of: Spec, *pods: Object) -> tuple[str, str, str]:
-        found = status.compose(OWNER, of, self.seen(*pods), made, [], {}, 1, "2026-01-01T00:00:00Z")
+        found = status.compose(
+            OWNER, of, self.seen(*pods), made, status.Trouble(), status.Last({}, 1, "2026-01-01T00:00:00Z")
+        )
         return next((c["status"], c["reason"], c["message"]) for c in found["conditions"] if c["type"] == "Degraded")
 
 

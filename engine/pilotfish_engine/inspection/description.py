@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pilotfish_engine.config import EngineConfig
 from pilotfish_engine.errors import CheckpointError, UsageError
@@ -55,6 +55,20 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Stored:
+    """What the files take, and how many numbers of each dtype they hold."""
+
+    bytes: int
+    dtypes: Mapping[str, int]
+
+
+class _Judged(NamedTuple):
+    draft_of: tuple[str, ...]
+    offers: Offers | None
+    fit: Fit | None
+
+
+@dataclass(frozen=True)
 class Description:
     """family: as the config names it. draft_of: the methods whose draft this is, or can be. parameters: those that are
     loaded; beside: numbers in the files that are not the model's own, such as heads. offers: of a model. fit: beside
@@ -66,8 +80,7 @@ class Description:
     sizes: Sizes
     parameters: int
     beside: int
-    stored_bytes: int
-    stored_as: Mapping[str, int]
+    stored: Stored
     tokenizer: str
     draft_of: tuple[str, ...]
     offers: Offers | None
@@ -94,13 +107,15 @@ def describe(config: EngineConfig, target: str | None = None) -> Description:
     return _description(
         config,
         path,
-        family=shape.architecture,
-        sizes=_sizes_of(shape),
-        parameters=parameters,
-        stored_as=checkpoint.stored_as,
-        draft_of=verdicts.as_draft(path, shape),
-        offers=verdicts.as_target(path, shape),
-        fit=None if beside is None else verdicts.beside(*beside, path),
+        shape.architecture,
+        _sizes_of(shape),
+        parameters,
+        checkpoint.stored_as,
+        _Judged(
+            draft_of=verdicts.as_draft(path, shape),
+            offers=verdicts.as_target(path, shape),
+            fit=None if beside is None else verdicts.beside(*beside, path),
+        ),
     )
 
 
@@ -132,30 +147,25 @@ def _draft(
     return _description(
         config,
         path,
-        family=str(folder.config.get("speculators_model_type") or architecture_of(folder.config, str(path))),
-        sizes=_sizes_of_draft(fields, layers, own),
-        parameters=sum(map(prod, folder.tensor_shapes.values())),
-        stored_as=folder.stored_as,
-        draft_of=(method.name,),
-        offers=None,
-        fit=None if beside is None else verdicts.beside(*beside, path, method),
+        str(folder.config.get("speculators_model_type") or architecture_of(folder.config, str(path))),
+        _sizes_of_draft(fields, layers, own),
+        sum(map(prod, folder.tensor_shapes.values())),
+        folder.stored_as,
+        _Judged((method.name,), None, None if beside is None else verdicts.beside(*beside, path, method)),
     )
 
 
 def _description(
     config: EngineConfig,
     path: Path,
-    *,
     family: str,
     sizes: Sizes,
     parameters: int,
     stored_as: Mapping[str, int],
-    draft_of: tuple[str, ...],
-    offers: Offers | None,
-    fit: Fit | None,
+    judged: _Judged,
 ) -> Description:
     longest = config.model.max_model_len
-    if longest is not None and offers is not None and sizes.context is not None and longest > sizes.context:
+    if longest is not None and judged.offers is not None and sizes.context is not None and longest > sizes.context:
         raise UsageError(
             f"--max-model-len is {longest}, and {path} reaches {sizes.context}; at most {sizes.context} would work"
         )
@@ -174,16 +184,13 @@ def _description(
     return Description(
         path=str(path),
         family=family,
-        is_model=offers is not None,
+        is_model=judged.offers is not None,
         sizes=sizes,
         parameters=parameters,
         beside=max(0, sum(stored_as.values()) - parameters),
-        stored_bytes=_stored_bytes(path),
-        stored_as=dict(sorted(stored_as.items(), key=lambda item: -item[1])),
+        stored=Stored(_stored_bytes(path), dict(sorted(stored_as.items(), key=lambda item: -item[1]))),
         tokenizer=_tokenizer(path),
-        draft_of=draft_of,
-        offers=offers,
-        fit=fit,
+        **judged._asdict(),
         max_model_len=longest,
         max_running_requests=requests,
         memory={name: memory(width) for name, width in WIDTHS.items()},

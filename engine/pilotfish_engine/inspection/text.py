@@ -32,9 +32,9 @@ def _lines(found: Description) -> Iterator[tuple[str, str]]:
     if sizes.context is not None:
         yield "context", f"{sizes.context} tokens"
     beside = f", {_count(found.beside)} beside the model's own" if found.beside and found.is_model else ""
-    yield "parameters", f"{_count(found.parameters)}{beside}, {size(found.stored_bytes)} on disk"
-    total = sum(found.stored_as.values())
-    yield "stored as", ", ".join(f"{name} {_share(count / total)}" for name, count in found.stored_as.items())
+    yield "parameters", f"{_count(found.parameters)}{beside}, {size(found.stored.bytes)} on disk"
+    total = sum(found.stored.dtypes.values())
+    yield "stored as", ", ".join(f"{name} {_share(count / total)}" for name, count in found.stored.dtypes.items())
     yield "tokenizer", found.tokenizer
     yield from _methods(found)
     for dtype, memory in found.memory.items():

@@ -7,7 +7,7 @@ after the first read what the head gave at the row before in place of the target
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -90,6 +90,7 @@ class Fusion:
         return features if self.fc is None else self.fc(features)
 
 
+@dataclass(frozen=True, eq=False)
 class Head:
     """lm_head: a Linear of [vocab_size, H]; d2t: int64 [vocab_size], the target's token for each of the
     draft's (None: the same). layers: those behind the first. norm: in front of lm_head (None: no norm).
@@ -98,29 +99,23 @@ class Head:
     them for heads that read the target's final hidden states. feature_size: width of what is read, per token.
     """
 
-    def __init__(
-        self,
-        shape: HeadShape,
-        aux_layers: tuple[int, ...],
-        embed: Embedding,
-        fusion: Fusion | None,
-        first: FirstLayer,
-        layers: Sequence[DecoderLayer],
-        norm: RMSNorm | None,
-        lm_head: Linear,
-        d2t: Tensor | None,
-    ) -> None:
-        self.shape = shape
-        self.aux_layers = aux_layers
-        self.vocab_size = shape.draft_vocab_size
-        self.feature_size = shape.feature_size
-        self.embed = embed
-        self.fusion = fusion
-        self.first = first
-        self.layers = layers
-        self.norm = norm
-        self.lm_head = lm_head
-        self.d2t = d2t
+    shape: HeadShape
+    aux_layers: tuple[int, ...]
+    embed: Embedding
+    fusion: Fusion | None
+    first: FirstLayer
+    layers: Sequence[DecoderLayer]
+    norm: RMSNorm | None
+    lm_head: Linear
+    d2t: Tensor | None
+
+    @property
+    def vocab_size(self) -> int:
+        return self.shape.draft_vocab_size
+
+    @property
+    def feature_size(self) -> int:
+        return self.shape.feature_size
 
     def new_kv_cache(self, num_pages: int, page_size: int) -> KVCache:
         block = self.shape.block

@@ -9,6 +9,7 @@ spelled out: (2·kv_rank + rope_dim) for each pair of tokens and head, not (nope
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -32,29 +33,19 @@ class LowRank:
         return self.up(self.norm(self.down(x)))
 
 
+@dataclass(eq=False)
 class LatentAttention:
     """query: [N, H] → [N, Hq·(nope_dim + rope_dim)]; latent: [kv_rank + rope_dim, H]; key: [Hq, nope_dim, kv_rank] and
     value: [Hq, v_dim, kv_rank], how heads read a latent; out: [H, Hq·v_dim]; cos_sin: [max_positions, rope_dim]."""
 
-    def __init__(
-        self,
-        query: Callable[[Tensor], Tensor],
-        latent: Linear,
-        latent_norm: RMSNorm,
-        key: Tensor,
-        value: Tensor,
-        out: Linear,
-        cos_sin: Tensor,
-        scale: float,
-    ) -> None:
-        self.query = query
-        self.latent = latent
-        self.latent_norm = latent_norm
-        self.key = key
-        self.value = value
-        self.out = out
-        self.cos_sin = cos_sin
-        self.scale = scale
+    query: Callable[[Tensor], Tensor]
+    latent: Linear
+    latent_norm: RMSNorm
+    key: Tensor
+    value: Tensor
+    out: Linear
+    cos_sin: Tensor
+    scale: float
 
     def __call__(self, x: Tensor, inputs: ForwardInputs, kv: KVCache, layer: int) -> Tensor:
         rows = kv.k[layer]

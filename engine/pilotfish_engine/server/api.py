@@ -20,7 +20,7 @@ from pilotfish_engine.server.bodies import (
     TokenizeRequest,
 )
 from pilotfish_engine.server.failures import ApiError, Invalid
-from pilotfish_engine.server.generation import Generation, Piece, check_choices, check_tokens, sampling_params
+from pilotfish_engine.server.generation import Asked, Generation, Piece, check_choices, check_tokens, sampling_params
 from pilotfish_engine.server.openapi import (
     CHUNKS,
     GENERATING,
@@ -166,17 +166,8 @@ def _start(
     ]
     n = body.n or 1
     service.admit(len(prompts) * n)
-    return Generation(
-        service.link,
-        tokenizer,
-        service.metrics,
-        prompts,
-        params,
-        n,
-        body.priority or 0,
-        {"grammar": reading.field},
-        reading.new_reader,
-    )
+    asked = Asked(prompts, params, n, body.priority or 0, {"grammar": reading.field})
+    return Generation(service.link, tokenizer, service.metrics, asked, reading.new_reader)
 
 
 def _plainly(body: Generate) -> Reading:

@@ -9,7 +9,7 @@ import time
 import uuid
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -99,13 +99,24 @@ class _Choice:
         return Piece(self.index, text, parts, output.finish_reason, tuple(tokens), output.prompt_logprobs)
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What one HTTP request wants. params: of each prompt; max_tokens may be 0. n: answers to each. fields: by the
+    engine's names of parameters, what the client calls them where that differs."""
+
+    prompts: Sequence[list[int]]
+    params: Sequence[SamplingParams]
+    n: int = 1
+    priority: int = 0
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+
 class Generation:
     """All choices of one HTTP request, submitted at once; choice index = prompt index * n + k. Each is answered as if
     it were alone.
 
-    params: of each prompt; max_tokens may be 0. new_reader: of what an answer's text consists of. fields: by the
-    engine's names of parameters, what the client calls them where that differs. Whoever makes one calls `close` in the
-    end: what has not ended by then is aborted.
+    new_reader: of what an answer's text consists of. Whoever makes one calls `close` in the end: what has not ended by
+    then is aborted.
     """
 
     def __init__(
@@ -113,26 +124,20 @@ class Generation:
         link: Link,
         tokenizer: Tokenizer,
         metrics: Metrics,
-        prompts: Sequence[list[int]],
-        params: Sequence[SamplingParams],
-        n: int,
-        priority: int = 0,
-        fields: Mapping[str, str] | None = None,
+        asked: Asked,
         new_reader: Callable[[], Reader] = ContentReader,
     ) -> None:
         self._link = link
         self._metrics = metrics
-        self._prompts = prompts
-        self._n = n
-        self._fields = fields or {}
+        self._asked = asked
         self._began = time.perf_counter()
         name = uuid.uuid4().hex
         self._choices = {
-            (request := _submit(f"{name}-{i}-{k}", prompt, own, k, priority)).request_id: _Choice(
-                i * n + k, request, tokenizer, own.max_tokens, new_reader()
+            (request := _submit(f"{name}-{i}-{k}", prompt, own, k, asked.priority)).request_id: _Choice(
+                i * asked.n + k, request, tokenizer, own.max_tokens, new_reader()
             )
-            for i, (prompt, own) in enumerate(zip(prompts, params, strict=True))
-            for k in range(n)
+            for i, (prompt, own) in enumerate(zip(asked.prompts, asked.params, strict=True))
+            for k in range(asked.n)
         }
         self._unfinished = set(self._choices)
         self._inbox = link.submit(choice.request for choice in self._choices.values())
@@ -179,10 +184,10 @@ class Generation:
 
     def usage(self) -> Usage:
         """Of all choices so far. A prompt counts once, and as cached what its first choice found in the cache."""
-        firsts = [choice.last for choice in self._choices.values() if choice.index % self._n == 0]
+        firsts = [choice.last for choice in self._choices.values() if choice.index % self._asked.n == 0]
         lasts = [choice.last for choice in self._choices.values() if choice.last is not None]
         return Usage(
-            prompt_tokens=sum(map(len, self._prompts)),
+            prompt_tokens=sum(map(len, self._asked.prompts)),
             cached_tokens=sum(last.cached_tokens for last in firsts if last is not None),
             completion_tokens=sum(choice.token_count for choice in self._choices.values()),
             drafted_tokens=sum(last.drafted_tokens for last in lasts),
@@ -193,7 +198,7 @@ class Generation:
     def _failure(self, output: Output) -> ApiError:
         if output.field is None:
             return ApiError(500, output.error or "the engine gave this request up", code="engine_error")
-        field = self._fields.get(output.field, output.field)
+        field = self._asked.fields.get(output.field, output.field)
         return Invalid(f"{field}: {output.error}", field)
 
     def _measure(self, choice: _Choice, output: Output) -> None:

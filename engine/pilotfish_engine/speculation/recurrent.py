@@ -31,9 +31,14 @@ class RecurrentHead(Protocol):
     """aux_layers: target layers whose input residual stream is read (num_layers: after the last one, before the norm).
     vocab_size: of its tokens. feature_size: of what it reads of one token."""
 
-    aux_layers: tuple[int, ...]
-    vocab_size: int
-    feature_size: int
+    @property
+    def aux_layers(self) -> tuple[int, ...]: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def feature_size(self) -> int: ...
 
     def new_kv_cache(self, num_pages: int, page_size: int) -> KVCache: ...
 

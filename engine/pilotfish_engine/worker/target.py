@@ -9,7 +9,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -57,21 +57,29 @@ class _Launched:
     def finish(self) -> None:
         self.result = self._read()
 
+
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Speculation:
+    """How this engine drafts. limits: what an envelope may ask. profile: of costs, as measured at the start."""
+
+    method: str
+    limits: Limits
+    profile: CostProfile | None
+
+
 class TargetWorker:
-    """One step function, one controller, one state. draft_limits: what an envelope may ask. graphs: of the step,
-    where it is not to run as it is. memory_bytes: what was reserved, by what for."""
+    """One step function, one controller, one state. graphs: of the step, where it is not to run as it is. memory_bytes:
+    what was reserved, by what for."""
 
     def __init__(
         self,
         step: Step,
         controller: Controller,
         limits: WorkerLimits,
-        method: str,
-        draft_limits: Limits,
-        profile: CostProfile | None,
+        speculation: Speculation,
         clock: Callable[[], float] = time.perf_counter,
         graphs: StepGraphs | None = None,
         memory_bytes: Mapping[str, int] | None = None,
@@ -80,9 +88,7 @@ class TargetWorker:
         self._graphs = graphs
         self._controller = controller
         self._limits = limits
-        self._method = method
-        self._draft_limits = draft_limits
-        self._profile = profile
+        self._speculation = speculation
         self._clock = clock
         self._memory_bytes = dict(memory_bytes or {})
         self._ended: Moment | None = None  # the end of the last decode step, if nothing else was run since
@@ -122,7 +128,7 @@ class TargetWorker:
         return seq_len if proposer is None else proposer.reusable_len(row, seq_len)
 
     def set_envelope(self, envelope: Envelope) -> None:
-        if misfit := self._draft_limits.misfit(envelope):
+        if misfit := self._speculation.limits.misfit(envelope):
             raise EnvelopeError(misfit.sentence, misfit.field)
         self._controller.set_envelope(envelope)
 
@@ -134,12 +140,12 @@ class TargetWorker:
     def speculation_report(self) -> SpeculationReport:
         controller = self._controller
         return SpeculationReport(
-            method=self._method,
+            method=self._speculation.method,
             effective=controller.effective(),
             envelope=controller.envelope,
             accept_length=controller.accept_length,
             accept=controller.accept,
-            profile=self._profile,
+            profile=self._speculation.profile,
             reason=controller.reason,
             device=self._device_report(),
             findings=controller.findings,

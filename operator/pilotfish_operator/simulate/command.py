@@ -14,7 +14,7 @@ from pilotfish_operator.simulate import machine as machines
 from pilotfish_operator.simulate.figures import Figures, Promise, plain_data, table
 from pilotfish_operator.simulate.load import CHAT, LOADS, Arrival, arrivals, recorded
 from pilotfish_operator.simulate.picture import PictureError, curve, trajectory
-from pilotfish_operator.simulate.study import Point, Study, points, steady
+from pilotfish_operator.simulate.study import Point, Study, Traffic, points, steady
 
 USERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ACCEPTED = (0.2, 0.4, 0.6, 0.8)
@@ -96,7 +96,9 @@ def _steady(flags: argparse.Namespace, machine: machines.Machine, spec: Spec) ->
     users = [number for number in flags.users if number <= machine.max_running_requests]
     bounds = objects.bounds(spec)
     rows = [
-        steady(machine, bounds, number, accepted, flags.seconds, flags.seed, not flags.only_plain, flags.prompt)
+        steady(
+            machine, bounds, number, Traffic(accepted, flags.prompt), flags.seconds, flags.seed, not flags.only_plain
+        )
         for accepted in flags.accepted
         for number in users
     ]

@@ -49,18 +49,26 @@ class Point:
         return self.rates["pilotfish"] / self.best_static
 
 
+@dataclass(frozen=True)
+class Traffic:
+    """accepted: the probability that a draft token is right, given that those before it were. prompt: tokens."""
+
+    accepted: float
+    prompt: int = 128
+
+
 def steady(
     machine: Machine,
     envelope: Envelope,
     users: int,
-    accepted: float,
+    traffic: Traffic,
     seconds: float,
     seed: int,
     statics: bool = True,
-    prompt: int = 128,
 ) -> Point:
-    """accepted: the probability that a draft token is right, given that those before it were. Exact: step by step."""
-    kind = Kind("steady", prompt, 400, Acceptance(tuple(accepted**d for d in range(1, 9))), 0.5)
+    """Returns what every policy gives, exactly: step by step."""
+    accepted = traffic.accepted
+    kind = Kind("steady", traffic.prompt, 400, Acceptance(tuple(accepted**d for d in range(1, 9))), 0.5)
     controller = Controller(envelope, machine.told or machine.profile, machine.max_running_requests)
     oracle = Oracle(costs(machine.profile), envelope, machine.host_ms)
     options = (PLAIN, *candidates(envelope)) if statics else (PLAIN,)

@@ -12,17 +12,24 @@ VARIANTS = variants()
 SETTINGS = [(1, 1), (NUM_STEPS, 1), (NUM_STEPS, 2), (3, 4)]
 
 
-def start(engine, method, draft, page_size, num_steps, topk, chunk_size=512, overlap=False):
+def drafting(steps_and_topk, *without, levels=""):
+    """Parametrises `drafting`: (method, draft, num_steps, topk)."""
+    cases = [case for case in settings_of(steps_and_topk, *without) if case[1].endswith(levels)]
+    return pytest.mark.parametrize("drafting", cases, ids=["-".join(map(str, case)) for case in cases])
+
+
+def start(engine, drafting, page_size, chunk_size=512, overlap=False):
+    method, draft, num_steps, topk = drafting
     harness = Harness(engine(method, draft, page_size), chunk_size, overlap)
     harness.scheduler.set_envelope(fixed(num_steps, topk))
     return harness
 
 
 @pytest.mark.parametrize(("page_size", "overlap"), [(1, True), (16, False)])
-@pytest.mark.parametrize(("method", "draft", "num_steps", "topk"), settings_of(SETTINGS))
-def test_tokens_equal_the_reference(engine, greedy, method, draft, page_size, overlap, num_steps, topk):
+@drafting(SETTINGS)
+def test_tokens_equal_the_reference(engine, greedy, drafting, page_size, overlap):
     """A batch larger than the rows, of different lengths and ends; then again, from the prefix cache."""
-    harness = start(engine, method, draft, page_size, num_steps, topk, overlap=overlap)
+    harness = start(engine, drafting, page_size, overlap=overlap)
     batch = prompts(MAX_RUNNING + 3, seed=1)
     limits = [1 + 3 * i for i in range(len(batch))]
     for _ in range(2):
@@ -37,19 +44,17 @@ def test_tokens_equal_the_reference(engine, greedy, method, draft, page_size, ov
 @pytest.mark.parametrize(("page_size", "overlap"), [(1, False), (16, True)])
 @pytest.mark.parametrize(("method", "draft"), VARIANTS)
 def test_chunked_prefill(engine, greedy, method, draft, page_size, overlap, chunk_size):
-    num_steps, topk = within(method, draft, NUM_STEPS, 2)
-    harness = start(engine, method, draft, page_size, num_steps, topk, chunk_size, overlap)
+    drafting = (method, draft, *within(method, draft, NUM_STEPS, 2))
+    harness = start(engine, drafting, page_size, chunk_size, overlap)
     batch = prompts(4, seed=2)
     assert harness.run(batch, max_tokens=12, ignore_eos=True) == [greedy(p, 12) for p in batch]
 
 
 @pytest.mark.parametrize(("page_size", "overlap"), [(1, True), (16, False), (16, True)])
-@pytest.mark.parametrize(
-    ("method", "draft", "num_steps", "topk"), settings_of([(NUM_STEPS, 1), (NUM_STEPS, 4)], "equal")
-)
-def test_retraction_under_pressure(engine, greedy, method, draft, num_steps, topk, page_size, overlap):
+@drafting([(NUM_STEPS, 1), (NUM_STEPS, 4)], "equal")
+def test_retraction_under_pressure(engine, greedy, drafting, page_size, overlap):
     """Once the first have their rows, another holder takes what is free, so that they are retracted and resume."""
-    harness = start(engine, method, draft, page_size, num_steps, topk, 16, overlap)
+    harness = start(engine, drafting, page_size, 16, overlap)
     pool = harness.scheduler.room.pool
     batch = prompts(6, seed=3, shortest=20)
     ids = [harness.submit(p, max_tokens=40, ignore_eos=True) for p in batch]
@@ -70,9 +75,9 @@ def test_retraction_under_pressure(engine, greedy, method, draft, num_steps, top
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("when", [1, 2, 4])
-@pytest.mark.parametrize(("method", "draft", "num_steps", "topk"), settings_of([(NUM_STEPS, 2)], "equal"))
-def test_abort_frees_all_and_disturbs_nobody(engine, greedy, method, draft, num_steps, topk, when, overlap):
-    harness = start(engine, method, draft, 16, num_steps, topk, 8, overlap)
+@drafting([(NUM_STEPS, 2)], "equal")
+def test_abort_frees_all_and_disturbs_nobody(engine, greedy, drafting, when, overlap):
+    harness = start(engine, drafting, 16, 8, overlap)
     batch = prompts(4, seed=4, shortest=12)
     ids = [harness.submit(p, max_tokens=20, ignore_eos=True) for p in batch]
     for _ in range(when):
@@ -89,9 +94,9 @@ def test_abort_frees_all_and_disturbs_nobody(engine, greedy, method, draft, num_
 
 
 @pytest.mark.parametrize(("page_size", "overlap"), [(1, True), (16, False)])
-@pytest.mark.parametrize(("method", "draft", "num_steps", "topk"), settings_of([(NUM_STEPS, 1)]))
-def test_boundaries(engine, greedy, method, draft, num_steps, topk, page_size, overlap):
-    harness = start(engine, method, draft, page_size, num_steps, topk, overlap=overlap)
+@drafting([(NUM_STEPS, 1)])
+def test_boundaries(engine, greedy, drafting, page_size, overlap):
+    harness = start(engine, drafting, page_size, overlap=overlap)
     one, longest = [5], prompts(1, seed=5, shortest=MAX_MODEL_LEN - 1, longest=MAX_MODEL_LEN)[0]
     assert len(longest) == MAX_MODEL_LEN - 1
     assert harness.run([one], max_tokens=10, ignore_eos=True) == [greedy(one, 10)]
@@ -107,14 +112,11 @@ def test_boundaries(engine, greedy, method, draft, num_steps, topk, page_size, o
 
 @pytest.mark.parametrize("disturbed", ["", "chunks", "prefix hit", "retracted", "disabled"])
 @pytest.mark.parametrize(("page_size", "overlap"), [(1, True), (16, False), (16, True)])
-@pytest.mark.parametrize(
-    ("method", "draft", "num_steps", "topk"), [v for v in settings_of([(NUM_STEPS, 1)]) if v[1].endswith("equal")]
-)
-def test_a_draft_equal_to_the_target_is_always_accepted(
-    engine, greedy, method, draft, num_steps, topk, page_size, overlap, disturbed
-):
+@drafting([(NUM_STEPS, 1)], levels="equal")
+def test_a_draft_equal_to_the_target_is_always_accepted(engine, greedy, drafting, page_size, overlap, disturbed):
+    _, _, num_steps, topk = drafting
     chunk_size = 5 if disturbed == "chunks" else 512
-    harness = start(engine, method, draft, page_size, num_steps, topk, chunk_size, overlap)
+    harness = start(engine, drafting, page_size, chunk_size, overlap)
     prompt = prompts(1, seed=6, shortest=30, longest=31)[0]
     if disturbed == "prefix hit":
         harness.run([[*prompt, 3]], max_tokens=2)

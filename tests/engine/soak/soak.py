@@ -22,7 +22,7 @@ from pilotfish_engine.engine import Parts, assemble
 from pilotfish_engine.messages import Grammar
 from pilotfish_engine.scheduler.request import Request
 from pilotfish_engine.types import CompiledGrammar
-from pilotfish_engine.worker.target import TargetWorker
+from pilotfish_engine.worker.target import Speculation, TargetWorker
 from tests.engine.conformance import models
 from tests.engine.conformance.conftest import variants
 from tests.engine.conformance.harness import MAX_MODEL_LEN, MAX_RUNNING, NUM_STEPS, Harness, configuration
@@ -173,7 +173,7 @@ class _Round:
         bounds = Envelope(num_steps=self._most[0], topk=self._most[1], num_draft_tokens=10)
         controller = Controller(bounds, PROFILE, MAX_RUNNING)
         bound = Limits(steps, topk)
-        return TargetWorker(self.parts.step, controller, worker.limits, self.method, bound, PROFILE, clock)
+        return TargetWorker(self.parts.step, controller, worker.limits, Speculation(self.method, bound, PROFILE), clock)
 
     def play(self, requests: int) -> None:
         """Bursts of arrivals, and between steps whatever may happen to an engine."""

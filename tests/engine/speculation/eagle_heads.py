@@ -4,10 +4,11 @@ torch: whole sequences, no cache and no pages, written from the papers and the f
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -88,58 +89,54 @@ def layer_weights(family: str, config: Any, index: int, inputs: int) -> dict[str
     }
 
 
-def eagle(
-    target: LlamaForCausalLM,
-    *,
-    seed: int = 1,
-    family: str = "llama",
-    layers: int = 1,
-    own_embed: bool = True,
-    own_head: bool = False,
-    fc_bias: bool = False,
-    **fields: Any,
-) -> Head:
-    torch.manual_seed(seed)
-    config = LAYER_CLASSES[family][0](**SIZES, num_hidden_layers=layers)
+class Layers(NamedTuple):
+    """fields: further ones of their config."""
+
+    family: str = "llama"
+    number: int = 1
+    hidden: int = HIDDEN
+    fields: Mapping[str, Any] = MappingProxyType({})
+
+
+ONE = Layers()
+
+
+def eagle(target: LlamaForCausalLM, has: tuple[str, ...] = ("embed",), layers: Layers = ONE, **fields: Any) -> Head:
+    """has: what is the head's own: embed, head, fc_bias."""
+    torch.manual_seed(1)
+    config = LAYER_CLASSES[layers.family][0](**SIZES, num_hidden_layers=layers.number)
     weights = {"fc.weight": randomised((HIDDEN, 2 * HIDDEN))}
-    if own_embed:
+    if "embed" in has:
         weights["embed_tokens.weight"] = randomised((VOCAB, HIDDEN))
-    if own_head:
+    if "head" in has:
         weights["lm_head.weight"] = randomised((VOCAB, HIDDEN))
-    if fc_bias:
+    if "fc_bias" in has:
         weights["fc.bias"] = randomised((HIDDEN,))
-    for index in range(layers):
-        weights |= layer_weights(family, config, index, HIDDEN)
+    for index in range(layers.number):
+        weights |= layer_weights(layers.family, config, index, HIDDEN)
     del weights["layers.0.input_layernorm.weight"]
-    written = config.to_dict() | {"architectures": ["LlamaForCausalLM"], "bias": fc_bias} | fields
+    written = config.to_dict() | {"architectures": ["LlamaForCausalLM"], "bias": "fc_bias" in has} | fields
     return Head("eagle", written, weights, config, shared=shared_with(target))
 
 
 def eagle3(
     target: LlamaForCausalLM,
-    *,
-    seed: int = 2,
-    family: str = "llama",
-    layers: int = 1,
-    hidden: int = HIDDEN,
+    has: tuple[str, ...] = ("head", "map", "fc"),
+    layers: Layers = ONE,
     draft_vocab: int | None = 24,
-    own_embed: bool = False,
-    own_head: bool = True,
-    has_map: bool = True,
     aux: tuple[int, ...] = (2, LAYERS // 2, LAYERS - 3),
-    flags: tuple[str, ...] = (),
-    fc: bool = True,
     spell: Callable[[str], str] = lambda name: name.replace("layers.0.", "midlayer."),
-    layer_fields: dict[str, Any] | None = None,
     **fields: Any,
 ) -> Head:
-    """draft_vocab None: the target's vocabulary. A map of draft tokens is spread over the target's, in order."""
-    torch.manual_seed(seed)
-    sizes = SIZES | {"hidden_size": hidden} | (layer_fields or {})
-    config = LAYER_CLASSES[family][0](**sizes, num_hidden_layers=layers)
-    for_layer = {**layer_weights(family, config, 0, 2 * hidden)}
-    for index in range(1, layers):
-        for_layer |= layer_weights(family, config, index, hidden)
+    """has: what is the head's own (head, map, fc, embed), and what it does that others do not (a Head's flags).
+    draft_vocab None: the target's vocabulary. A map of draft tokens is spread over the target's, in order."""
+    torch.manual_seed(2)
+    hidden = layers.hidden
+    sizes = SIZES | {"hidden_size": hidden} | dict(layers.fields)
+    config = LAYER_CLASSES[layers.family][0](**sizes, num_hidden_layers=layers.number)
+    for_layer = {**layer_weights(layers.family, config, 0, 2 * hidden)}
+    for index in range(1, layers.number):
+        for_layer |= layer_weights(layers.family, config, index, hidden)
     rows = draft_vocab or VOCAB
     width = HIDDEN * max(1, len(aux))
     weights = {
@@ -147,22 +144,22 @@ def eagle3(
         "layers.0.hidden_norm.weight": randomised((hidden,), norm=True),
         "norm.weight": randomised((hidden,), norm=True),
     }
-    if fc:
+    if "fc" in has:
         weights["fc.weight"] = randomised((hidden, width))
-    if own_head:
+    if "head" in has:
         weights["lm_head.weight"] = randomised((rows, hidden))
-    if own_embed:
+    if "embed" in has:
         weights["embed_tokens.weight"] = randomised((VOCAB, hidden))
-    if "norm_before_fc" in flags:
+    if "norm_before_fc" in has:
         weights["input_norm.weight"] = randomised((width,), norm=True)
-    if "fc_norm" in flags:
+    if "fc_norm" in has:
         weights |= {f"fc_norm.{i}.weight": randomised((HIDDEN,), norm=True) for i in range(len(aux))}
-    ids = torch.randperm(VOCAB)[:rows].sort().values if has_map and rows < VOCAB else torch.arange(rows)
-    if has_map:
+    ids = torch.randperm(VOCAB)[:rows].sort().values if "map" in has and rows < VOCAB else torch.arange(rows)
+    if "map" in has:
         weights["d2t"] = ids - torch.arange(rows)
         weights["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, ids, True)
     written = config.to_dict() | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": draft_vocab} | fields
-    return Head("eagle3", written, weights, config, aux, frozenset(flags), ids, spell=spell, shared=shared_with(target))
+    return Head("eagle3", written, weights, config, aux, frozenset(has), ids, spell=spell, shared=shared_with(target))
 
 
 def shared_with(target: LlamaForCausalLM) -> dict[str, Tensor]:

@@ -215,20 +215,20 @@ def few_tokens(pair: Pair, folder: Path) -> Pair:
 
 
 @pytest.mark.parametrize(
-    ("method", "draft", "beyond", "sentence", "within"),
+    ("drafting", "beyond", "sentence", "within"),
     [
-        ("MTP", "3 random", (4, 1), r"num_steps is 4, .* holds 3 MTP heads, .* at most 3 would work", (3, 1)),
-        ("MTP", "3 random", (3, 2), r"topk is 2, .* 3 MTP heads, .* at most 1 would work", (3, 1)),
-        ("DFLASH", "random", (6, 1), r"num_steps is 6, .* blocks of 6 tokens, .* at most 5 would work", (5, 1)),
-        ("EAGLE3", "few", (4, 5), r"topk is 5, .* knows 4 tokens; .*4 would work", (4, 4)),
-        ("CHAINS", "", (4, 2), r"topk is 2, but CHAINS drafts chains; at most 1 would work", (4, 1)),
+        (("MTP", "3 random"), (4, 1), r"num_steps is 4, .* holds 3 MTP heads, .* at most 3 would work", (3, 1)),
+        (("MTP", "3 random"), (3, 2), r"topk is 2, .* 3 MTP heads, .* at most 1 would work", (3, 1)),
+        (("DFLASH", "random"), (6, 1), r"num_steps is 6, .* blocks of 6 tokens, .* at most 5 would work", (5, 1)),
+        (("EAGLE3", "few"), (4, 5), r"topk is 5, .* knows 4 tokens; .*4 would work", (4, 4)),
+        (("CHAINS", ""), (4, 2), r"topk is 2, but CHAINS drafts chains; at most 1 would work", (4, 1)),
     ],
 )
 @pytest.mark.parametrize("named", [True, False])
-def test_settings_beyond_the_method(
-    pairs, tmp_path, own_methods, only_metadata, method, draft, beyond, sentence, within, named
-):
+@pytest.mark.usefixtures("own_methods", "only_metadata")
+def test_settings_beyond_the_method(pairs, tmp_path, drafting, beyond, sentence, within, named):
     """Refused before a weight is read; what would work goes on to reading them."""
+    method, draft = drafting
     registry.register(Method("CHAINS", "for a test", trees=False), __name__)
     if not named and method == "CHAINS":
         pytest.skip("Auto never asks it")

@@ -17,7 +17,7 @@ from pilotfish_operator.simulate.choosers import Chooser, Static
 from pilotfish_operator.simulate.command import find
 from pilotfish_operator.simulate.engine import Engine, curve
 from pilotfish_operator.simulate.load import CHAT, CODE, LOADS, Arrival, Kind, arrivals, recorded
-from pilotfish_operator.simulate.study import steady
+from pilotfish_operator.simulate.study import Traffic, steady
 
 H200, PUBLISHED = find("h200-8b"), find("published-8gpu")
 CHAINS = Envelope(num_steps=5, topk=1, num_draft_tokens=6)
@@ -84,7 +84,9 @@ def test_a_request_larger_than_the_room_runs_alone() -> None:
 def test_the_published_machine_gives_the_published_figures(users: int) -> None:
     """Plain 773 tok/s at saturation and EAGLE-3 354; 1.04 times plain at one user; and the better of both by choice."""
     k3 = Settings(num_steps=3, topk=1, num_draft_tokens=4)
-    point = steady(PUBLISHED, Envelope(num_steps=3, topk=1, num_draft_tokens=4), users, 0.544, 60.0, 1, prompt=1)
+    point = steady(
+        PUBLISHED, Envelope(num_steps=3, topk=1, num_draft_tokens=4), users, Traffic(0.544, prompt=1), 60.0, 1
+    )
     plain = plain_rate(PUBLISHED.profile, users, 0)
     assert point.rates["plain"] == pytest.approx(plain, rel=0.1)  # prompts take their part
     if users == 1:
@@ -100,7 +102,7 @@ def test_the_published_machine_gives_the_published_figures(users: int) -> None:
 
 @pytest.mark.parametrize(("users", "accepted"), [(1, 0.6), (16, 0.3), (64, 0.8), (256, 0.6)])
 def test_the_better_of_plain_and_every_static_setting_at_steady_points(users: int, accepted: float) -> None:
-    point = steady(H200, CHAINS, users, accepted, 5.0, 1)
+    point = steady(H200, CHAINS, users, Traffic(accepted), 5.0, 1)
     assert point.of_best_static >= 0.98
     assert point.rates["oracle"] >= 0.975 * point.best_static  # the best of each step is not always that of many
 
