@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
+from pilotfish_engine.contract.best import Best
 from pilotfish_engine.contract.controller import Controller
 from pilotfish_engine.contract.goodput import candidates
 from pilotfish_engine.contract.speculation import PLAIN, Envelope, Finding, Learned
+from pilotfish_engine.contract.times import MeasuredCosts
 from tests.contract.synthetic import CPU_NGRAM, H200, rate, simulate, traffic
 
 CHAINS = Envelope(num_steps=5, topk=1, num_draft_tokens=6)
@@ -22,12 +24,13 @@ def experienced(key: str = "a") -> Controller:
 
 
 def test_an_engine_that_is_told_predicts_as_the_one_that_measured() -> None:
-    old, new = experienced(), Controller(CHAINS, WRONG, 256, "a")
-    assert new.learn(Learned.model_validate_json(old.learned.model_dump_json())) is None
+    learned = experienced().learned
+    old, new = MeasuredCosts(learned.profile, learned.places), Best(WRONG, 256, "a")
+    assert new.learn(Learned.model_validate_json(learned.model_dump_json())) is None
     for settings in (PLAIN, *candidates(CHAINS)):
         for batch in (1, 4, 30):
-            expected = old._costs.step_ms(settings, batch, batch * 500)
-            assert new._costs.step_ms(settings, batch, batch * 500) == pytest.approx(expected)
+            expected = old.step_ms(settings, batch, batch * 500)
+            assert new.step_ms(settings, batch, batch * 500) == pytest.approx(expected)
 
 
 def test_a_told_engine_loses_less_at_first() -> None:

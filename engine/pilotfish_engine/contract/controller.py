@@ -1,8 +1,8 @@
 """Chooses before every decode step what it runs with, within the envelope, from measured costs and measured acceptance.
 
-The formulas are `contract.goodput`; what is learnt of the drafts is `acceptance`, and of time `times`; `probes` says
-when to try something else, and `preparation` when to wait with what has to be recorded first. Here is what is best.
-Has no tensors and no clock (a step's time is passed in) and knows no method.
+Three objects answer three questions: `best`, what is best at a load; `probes`, when to try something else;
+`preparation`, when to wait with what has to be recorded first. Here they are asked, each at its time. Has no tensors
+and no clock (a step's time is passed in) and knows no method.
 
 A decision holds for DECIDE_EVERY steps, more where they are short, or until the batch has changed by MOVED, and gives
 way only to one that is better by HYSTERESIS.
@@ -13,21 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pilotfish_engine.contract import reason
-from pilotfish_engine.contract.acceptance import AcceptanceEstimate
-from pilotfish_engine.contract.findings import Findings
-from pilotfish_engine.contract.goodput import (
-    Choice,
-    best,
-    candidates,
-    disable_threshold,
-    expected_yield,
-    is_disabled,
-    spec_rate,
-)
+from pilotfish_engine.contract.best import Best
+from pilotfish_engine.contract.goodput import Choice, candidates, is_disabled
 from pilotfish_engine.contract.preparation import Preparation, Preparing, ready
-from pilotfish_engine.contract.probes import Probes, Prospect
+from pilotfish_engine.contract.probes import Probes
 from pilotfish_engine.contract.speculation import (
-    LEARNED_VERSION,
     PLAIN,
     CostProfile,
     Effective,
@@ -36,7 +26,6 @@ from pilotfish_engine.contract.speculation import (
     Learned,
     Settings,
 )
-from pilotfish_engine.contract.times import MeasuredCosts
 
 DECIDE_EVERY = 8
 DECIDE_MS = 25.0  # a decision takes some tenths of a millisecond: so it is made every that often at most,
@@ -48,17 +37,12 @@ HYSTERESIS = 0.01
 class Controller:
     """One per engine. Call `choose` before and `observe` after each decode step; with overlap `observe` may come late.
 
-    profile: the engine's own, in ms. max_batch: the most requests that run at once. key: of model, draft, device and
-    ranks; engines of the same one may `learn` from each other.
+    profile: the engine's own, in ms. max_batch, key: as of a `Best`.
     """
 
     def __init__(self, envelope: Envelope, profile: CostProfile, max_batch: int, key: str = "") -> None:
         self._envelope = envelope
-        self._profile, self._key = profile, key
-        self._findings = Findings()
-        self._max_batch = max_batch
-        self._estimate = AcceptanceEstimate()
-        self._costs = MeasuredCosts(profile)
+        self._best = Best(profile, max_batch, key)
         self._probes = Probes()
         self._preparation = Preparation(HYSTERESIS)
         self._settings = PLAIN
@@ -76,14 +60,12 @@ class Controller:
     @property
     def accept_length(self) -> float | None:
         """Recent mean of tokens that a speculative step commits, bonus included; None before the first such step."""
-        return self._estimate.accept_length
+        return self._best.accept_length
 
     @property
     def accept(self) -> tuple[float, ...]:
         """accept[d-1]: P(at least d drafts of a step accepted), to the envelope's depth; empty before any step."""
-        if self._estimate.accept_length is None:
-            return ()
-        return self._estimate.acceptance.accept[: self._envelope.num_steps]
+        return self._best.accept(self._envelope.num_steps)
 
     @property
     def choice(self) -> Choice | None:
@@ -99,7 +81,7 @@ class Controller:
         if choice.settings == self._settings:
             return choice.reason
         batch = choice.running
-        rate = 1000 * batch * self._rate(self._settings, batch, int(self._context_per_request * batch))
+        rate = 1000 * batch * self._best.rate(self._settings, batch, int(self._context_per_request * batch))
         best_one = (choice.settings, choice.tokens_per_second)
         plain = choice.plain_tokens_per_second
         return reason.kept((self._settings, rate), batch, plain, best_one, self._envelope)
@@ -107,37 +89,29 @@ class Controller:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """What the steps that ran lately gave, beside what was promised of them; the last to run first."""
-        return self._findings.latest()
+        return self._best.findings
 
     @property
     def learned(self) -> Learned:
         """What it knows of its times, for engines of the same kind."""
-        return Learned(key=self._key, profile=self._profile, places=self._costs.places())
+        return self._best.learned
 
     def learn(self, learned: Learned) -> str | None:
         """Takes over what another engine knows of the times. Returns why not, where it does not."""
-        if learned.version != LEARNED_VERSION:
-            return f"it is of version {learned.version}, and {LEARNED_VERSION} is read here"
-        if learned.key != self._key:
-            return f"it is of {learned.key!r}, and this is {self._key!r}"
-        if learned.steps <= self.learned.steps:
-            return f"it knows {learned.steps} steps, and {self.learned.steps} are known here"
-        try:
-            found = MeasuredCosts(learned.profile, learned.places)
-        except ValueError as problem:
-            return str(problem)
-        self._profile, self._costs, self._is_due = learned.profile, found, True
-        return None
+        refused = self._best.learn(learned)
+        self._is_due |= refused is None
+        return refused
 
     def effective(self) -> Effective:
         """What runs now between probes; disable_threshold is the envelope's number, or computed from what is known."""
-        threshold = self._envelope.disable_threshold
+        given = self._envelope.disable_threshold
+        threshold = self._best.threshold(self._context_per_request, self._envelope) if given == "Auto" else given
         return Effective(
             num_steps=self._settings.num_steps,
             topk=self._settings.topk,
             num_draft_tokens=self._settings.num_draft_tokens,
-            disable_threshold=self._auto_threshold() if threshold == "Auto" else threshold,
-            active=self._settings.num_steps > 0 and self._estimate.accept_length is not None,
+            disable_threshold=threshold,
+            active=self._settings.num_steps > 0 and self._best.accept_length is not None,
         )
 
     def set_envelope(self, envelope: Envelope) -> None:
@@ -152,7 +126,7 @@ class Controller:
         if self._is_over(batch) or preparing(self._settings) > 0:
             self._decide(batch, context_tokens, preparing)
         # the first speculative steps need not be earned, as nothing is known
-        return self._probes.next(unearned=self._estimate.accept_length is None) or self._settings
+        return self._probes.next(unearned=self._best.accept_length is None) or self._settings
 
     def observe(
         self,
@@ -165,20 +139,13 @@ class Controller:
         """A step of `settings` committed accept_lens[i] ≥ 1 tokens of each request. host_ms: between it and the decode
         step right before it. None: it was not timed."""
         batch = len(accept_lens)
-        self._estimate.observe(settings, accept_lens)
-        if step_ms is not None:
-            whole, each = step_ms + (host_ms or 0.0), 1 + expected_yield(self._estimate.acceptance, settings)
-            promised = whole * batch * each / self._costs.step_ms(settings, batch, context_tokens)
-            self._findings.observe(settings, batch, sum(accept_lens), whole, promised)
-            self._costs.observe(settings, batch, context_tokens, step_ms)
-        if host_ms is not None:  # a pause longer than a step says little
-            self._costs.observe_host(batch, min(host_ms, self._costs.step_ms(settings, batch, context_tokens)))
+        self._best.observe(settings, context_tokens, accept_lens, step_ms, host_ms)
         self._steps_since += 1
         if settings is self._settings or settings == self._settings:
             self._probes.earn(self._running_ms)
             return
-        own = self._costs.step_ms(settings, batch, context_tokens)
-        running = 1 / self._rate(self._settings, batch, context_tokens)
+        own = self._best.step_ms(settings, batch, context_tokens)
+        running = 1 / self._best.rate(self._settings, batch, context_tokens)
         self._is_due |= self._probes.spent(own - running * sum(accept_lens) / batch)
 
     def _is_over(self, batch: int) -> bool:
@@ -197,15 +164,15 @@ class Controller:
         if not self._is_told(batch):
             options, ran_ms = (PLAIN, *candidates(self._envelope)), self._steps_since * self._running_ms
             wanted = self._preparation.settle(
-                wanted, before, options, lambda s: self._rate(s, batch, context_tokens), preparing, ran_ms
+                wanted, before, options, lambda s: self._best.rate(s, batch, context_tokens), preparing, ran_ms
             )
         self._settings = wanted
         self._decided_batch, self._steps_since, self._is_due = batch, 0, False
-        self._running_ms = self._costs.step_ms(self._settings, batch, context_tokens)
+        self._running_ms = self._best.step_ms(self._settings, batch, context_tokens)
         if self._settings != before or not self._has_choice(batch):
             self._probes.forget()
         # what was paid for is run first
-        unknown = self._estimate.accept_length is None
+        unknown = self._best.accept_length is None
         if (
             (unknown or self._probes.wants_plan(self._running_ms))
             and self._has_choice(batch)
@@ -214,28 +181,18 @@ class Controller:
             self._plan_probe(batch, context_tokens, preparing)
 
     def _plan_probe(self, batch: int, context_tokens: int, preparing: Preparing) -> None:
-        hope = self._estimate.hope
-        prospects = [
-            Prospect(
-                settings,
-                step_ms=self._costs.step_ms(settings, batch, context_tokens),
-                rate=self._rate(settings, batch, context_tokens),
-                hoped_rate=(1 + expected_yield(hope, settings)) / self._costs.least_ms(settings, batch, context_tokens),
-                preparing_ms=preparing(settings),
-            )
-            for settings in (PLAIN, *candidates(self._envelope))
-            if settings != self._settings
-        ]
-        rate = self._rate(self._settings, batch, context_tokens)
+        others = (settings for settings in (PLAIN, *candidates(self._envelope)) if settings != self._settings)
+        prospects = self._best.prospects(others, batch, context_tokens, preparing)
+        rate = self._best.rate(self._settings, batch, context_tokens)
         self._probes.plan(prospects, batch, rate, bar=rate * (1 + HYSTERESIS))
 
     def _settle(self, batch: int, context_tokens: int) -> Settings:
         """The best settings, or those that run while the best are not better by HYSTERESIS."""
-        first, acceptance = self._choice is None, self._estimate.acceptance
-        choice = self._choice = best(self._costs, acceptance, batch, context_tokens, self._envelope)
+        first = self._choice is None
+        choice = self._choice = self._best.choice(batch, context_tokens, self._envelope)
         if first or choice.settings == self._settings or not self._has_choice(batch):
             return choice.settings
-        current = spec_rate(self._costs, acceptance, batch, context_tokens, self._settings)
+        current = 1000 * batch * self._best.rate(self._settings, batch, context_tokens)
         return choice.settings if choice.tokens_per_second >= current * (1 + HYSTERESIS) else self._settings
 
     def _is_told(self, batch: int) -> bool:
@@ -246,13 +203,3 @@ class Controller:
     def _has_choice(self, batch: int) -> bool:
         """Whether the envelope leaves a choice here, and the settings that run are within it."""
         return not self._is_told(batch) and (self._settings == PLAIN or self._settings in candidates(self._envelope))
-
-    def _rate(self, settings: Settings, batch: int, context_tokens: int) -> float:
-        """Tokens/ms of one request."""
-        committed = 1 + expected_yield(self._estimate.acceptance, settings)
-        return committed / self._costs.step_ms(settings, batch, context_tokens)
-
-    def _auto_threshold(self) -> int | None:
-        return disable_threshold(
-            self._costs, self._estimate.acceptance, self._context_per_request, self._envelope, self._max_batch
-        )
