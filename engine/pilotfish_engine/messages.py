@@ -47,31 +47,38 @@ class Thought(msgspec.Struct, frozen=True):
     opened: bool = False
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How one request is sampled and when it ends. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off.
+class Drawing(msgspec.Struct, frozen=True, kw_only=True):
+    """How each token is drawn. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off.
 
     Penalties are OpenAI's: presence and frequency are taken off the logits of tokens of the answer; repetition divides
-    (negative: multiplies) those of prompt and answer, 1 is off. logit_bias: (token, added), 300 at most. min_tokens: so
-    many tokens come before an end token, and a stop string that is complete by then ends nothing. A grammar overrides
-    ignore_eos: where it ends, the answer ends. logprobs: alternatives wanted beside each token's own log-probability,
-    20 at most; None: neither. prompt_logprobs: the same of the prompt's tokens.
-    visible: special tokens whose text is part of the answer's, for stop strings and for who reads it. thought: where
-    stop strings end nothing.
+    (negative: multiplies) those of prompt and answer, 1 is off. logit_bias: (token, added), 300 at most.
     """
 
-    max_tokens: int
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+
+
+class SamplingParams(Drawing, frozen=True, kw_only=True):
+    """How one request is sampled, when it ends, and what is told of its tokens.
+
+    min_tokens: so many tokens come before an end token, and a stop string that is complete by then ends nothing. A
+    grammar overrides ignore_eos: where it ends, the answer ends. logprobs: alternatives wanted beside each token's own
+    log-probability, 20 at most; None: neither. prompt_logprobs: the same of the prompt's tokens.
+    visible: special tokens whose text is part of the answer's, for stop strings and for who reads it. thought: where
+    stop strings end nothing.
+    """
+
+    max_tokens: int
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
     min_tokens: int = 0
     grammar: Grammar | None = None
     logprobs: int | None = None

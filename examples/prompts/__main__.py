@@ -61,7 +61,7 @@ def written(options: argparse.Namespace, tokenizer: Tokenizer) -> Iterator[dict[
     ]
     longest = max(len(prompt.token_ids) for prompt, _ in asked) + options.tokens
     settings = TrainSettings(
-        options.target, "", "", max_length=longest, max_running_requests=options.max_running_requests
+        target=options.target, data="", out="", max_length=longest, max_running_requests=options.max_running_requests
     )
     _, core = engine(settings)
     answers = generate(core, asked, options.tokens, options.seed, options.seconds)

@@ -41,30 +41,41 @@ class Level:
         return max(LEAST_REQUESTS, math.ceil(factor * self.value))
 
 
-@dataclass(frozen=True)
-class Plan:
-    """url: without /v1. model None: the server's first. prompts: one of DATASETS, a file, None: synthetic ones of
-    input_len tokens. requests, seconds: of a level, both None: `Level.usual_requests`. timeout: seconds of a request.
-    limit: seconds of the run."""
+@dataclass(frozen=True, kw_only=True)
+class Questions:
+    """prompts: one of DATASETS, a file, None: synthetic ones of input_len tokens."""
 
-    url: str
-    levels: tuple[Level, ...]
-    model: str | None = None
-    api_key: str | None = None
     api: Api = "chat"
     prompts: str | None = None
     input_len: int = DEFAULT_INPUT_LEN
     output_len: int = DEFAULT_OUTPUT_LEN
     temperature: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """json and picture are written, baseline is read."""
+
+    json: Path | None = None
+    picture: Path | None = None
+    baseline: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(Questions, Files):
+    """url: without /v1. model None: the server's first. requests, seconds: of a level, both None:
+    `Level.usual_requests`. timeout: seconds of a request. limit: seconds of the run."""
+
+    url: str
+    levels: tuple[Level, ...]
+    model: str | None = None
+    api_key: str | None = None
     requests: int | None = None
     seconds: float | None = None
     warm_up: int = 4
     timeout: float = 600.0
     limit: float = 3600.0
-    seed: int = 0
-    json: Path | None = None
-    picture: Path | None = None
-    baseline: Path | None = None
 
     def requests_of(self, level: Level) -> int | None:
         """How many requests a level has; None: as many as its seconds allow."""

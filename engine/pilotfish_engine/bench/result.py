@@ -74,14 +74,9 @@ class Request(_Frozen):
     failure: str | None
 
 
-class LevelResult(_Frozen):
-    """seconds: to the last answer; what is by the second is over these. Token counts are the server's `usage`, None as
-    soon as one answer came without. per_token_ms: from the first text to the end, over the tokens after the first.
-    chunk_gap_ms: between pieces of text, each of which may hold several tokens. client_cpu: share of a core."""
+class Counts(_Frozen):
+    """Of the requests of a level. Token counts are the server's `usage`, None as soon as one answer came without."""
 
-    kind: Literal["concurrency", "rate"]
-    value: float
-    seconds: float
     succeeded: int
     failed: int
     unfinished: int
@@ -89,14 +84,28 @@ class LevelResult(_Frozen):
     prompt_tokens: int | None
     cached_tokens: int | None
     completion_tokens: int | None
+    repeated_prompts: int
+
+
+class Speeds(_Frozen):
+    """per_token_ms: from the first text to the end, over the tokens after the first. chunk_gap_ms: between pieces of
+    text, each of which may hold several tokens."""
+
     requests_per_second: float
     tokens_per_second: float | None
     first_token_ms: Percentiles | None
     per_token_ms: Percentiles | None
     chunk_gap_ms: Percentiles | None
     end_to_end_ms: Percentiles | None
+
+
+class LevelResult(Counts, Speeds):
+    """seconds: to the last answer; what is by the second is over these. client_cpu: share of a core."""
+
+    kind: Literal["concurrency", "rate"]
+    value: float
+    seconds: float
     client_cpu: float
-    repeated_prompts: int
     acceptance: Acceptance | None
     requests: tuple[Request, ...]
 

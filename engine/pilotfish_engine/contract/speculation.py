@@ -8,7 +8,7 @@ type: what breaks it is no report.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -191,12 +191,28 @@ class DeviceReport(_Frozen):
     recording_failures: Count = 0
 
 
-class EngineReport(_Frozen):
+class Load(_Frozen):
+    """What an engine has to do. concurrency_seconds_total: integral of running + waiting over time; a window's mean is
+    the difference over the time."""
+
+    running: Requests
+    waiting: Requests
+    context_tokens: Count = Field(description="KV rows of the running requests together")
+    max_running_requests: int = Field(ge=1, le=MAX_REQUESTS)
+    concurrency_seconds_total: Seconds
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.running > self.max_running_requests:
+            raise ValueError(f"running {self.running} exceeds max_running_requests {self.max_running_requests}")
+        return self
+
+
+class EngineReport(Load):
     """Body of GET /v1/speculation.
 
     accept_length: mean tokens a speculative step commits, bonus included; None before the first one.
     accept[d-1]: probability that at least d draft tokens of a step are accepted.
-    concurrency_seconds_total: integral of running + waiting over time; a window's mean is the difference over the time.
     pod: uid of the pod that the engine runs in, empty outside of one. uptime_seconds: since the server's start, by
     which a reader tells a restart, and an old answer, from counters that run backwards.
     """
@@ -204,11 +220,6 @@ class EngineReport(_Frozen):
     method: str = Field(min_length=1, max_length=64)
     effective: Effective
     envelope: Envelope
-    running: Requests
-    waiting: Requests
-    context_tokens: Count = Field(description="KV rows of the running requests together")
-    max_running_requests: int = Field(ge=1, le=MAX_REQUESTS)
-    concurrency_seconds_total: Seconds
     accept_length: float | None = Field(ge=0, le=MAX_NUM_DRAFT_TOKENS + 1, allow_inf_nan=False)
     accept: tuple[Share, ...] = Field(max_length=MAX_NUM_DRAFT_TOKENS)
     counters: Counters
@@ -221,9 +232,7 @@ class EngineReport(_Frozen):
     uptime_seconds: Seconds | None = None
 
     @model_validator(mode="after")
-    def _adds_up(self) -> EngineReport:
-        if self.running > self.max_running_requests:
-            raise ValueError(f"running {self.running} exceeds max_running_requests {self.max_running_requests}")
+    def _adds_up(self) -> Self:
         if self.counters.accepted_tokens > self.counters.drafted_tokens:
             raise ValueError(
                 f"accepted_tokens {self.counters.accepted_tokens} exceeds drafted_tokens {self.counters.drafted_tokens}"

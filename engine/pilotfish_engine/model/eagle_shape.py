@@ -61,36 +61,42 @@ FIXED: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class HeadShape:
+@dataclass(frozen=True, kw_only=True)
+class FusionShape:
+    """How a head reads the target. target_hidden_size: width of the hidden states that are read, of num_aux of the
+    target's layers side by side, or with 0 of the target's final ones. aux_ids: as the config names those layers (None:
+    the usual three). fc, fc_bias: whether there is such a tensor."""
+
+    target_hidden_size: int
+    num_aux: int = 0
+    aux_ids: tuple[int, ...] | None = None
+    fc: bool = True
+    fc_bias: bool
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+
+    @property
+    def feature_size(self) -> int:
+        return self.target_hidden_size * max(1, self.num_aux)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadShape(FusionShape):
     """block: the head's own layers, its vocab_size that of the embedding. draft_vocab_size: rows of the head.
 
-    target_hidden_size: width of the hidden states that are read, of num_aux of the target's layers side by side, or
-    with 0 of the target's final ones. aux_ids: as the config names those layers (None: the usual three).
-    own_embed, lm_head: whose tensors are used. fc, fc_bias: whether there is such a tensor. has_d2t: draft ids differ
-    from the target's. verifier: the target's architectures where the checkpoint names them.
+    own_embed, lm_head: whose tensors are used. has_d2t: draft ids differ from the target's. verifier: the target's
+    architectures where the checkpoint names them.
     """
 
     method: Method
     block: ModelShape
     draft_vocab_size: int
-    target_hidden_size: int
     own_embed: bool
     lm_head: Literal["own", "own embedding", "target"]
-    fc_bias: bool
-    fc: bool = True
-    num_aux: int = 0
-    aux_ids: tuple[int, ...] | None = None
     has_d2t: bool = False
     norm_before_residual: bool = False
-    norm_before_fc: bool = False
-    fc_norm: bool = False
     norm_output: bool = False
     verifier: tuple[str, ...] = ()
-
-    @property
-    def feature_size(self) -> int:
-        return self.target_hidden_size * max(1, self.num_aux)
 
     def tensor_shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Every weight by its canonical name (see `canonical`), each exactly once, in the order of use."""

@@ -127,45 +127,25 @@ class MoEShape:
                 yield f"{prefix}{name}_gate.weight", (1, hidden)
 
 
-@dataclass(frozen=True)
-class ModelShape:
+@dataclass(frozen=True, kw_only=True)
+class AttentionShape:
     """head_dim, num_kv_heads: of what the KV cache holds; with `latent` one head of a latent and a rotated key.
 
     qk_norm: a norm over each head's queries and keys. query_scale: of the scores (None: 1/sqrt(head_dim)). window: of
     layers that see only the last positions. output_gate: attention's output is weighed by a sigmoid of the token, from
-    rows of q_proj. zero_centred_norms: stored weights are added to 1. output_norms: what attention and MLP give is
-    normed too, before it is added. embed_scale: multiplies embeddings as the model reads them. unread_prefixes: of
-    tensors in the same checkpoint that the model itself does not read, like those of a draft. spellings: prefixes of
-    names in the files, each with what stands here in its place."""
+    rows of q_proj."""
 
-    architecture: str
-    num_layers: int
-    hidden_size: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    intermediate_size: int
-    vocab_size: int
-    rms_norm_eps: float
     rope: RopeShape
-    max_position_embeddings: int
-    tie_word_embeddings: bool
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: bool = False
     query_scale: float | None = None
     window: WindowShape | None = None
     output_gate: bool = False
-    zero_centred_norms: bool = False
-    output_norms: bool = False
-    activation: Literal["silu", "gelu_tanh"] = "silu"
-    embed_scale: float = 1.0
     latent: LatentShape | None = None
-    moe: MoEShape | None = None
-    unread_prefixes: tuple[str, ...] = ()
-    spellings: tuple[tuple[str, str], ...] = ()
-    bos_token_id: int | None = None
-    eos_token_ids: tuple[int, ...] = ()
 
     @property
     def q_size(self) -> int:
@@ -182,6 +162,59 @@ class ModelShape:
 
     def window_of(self, layer: int) -> WindowShape | None:
         return self.window if self.window is not None and layer in self.window.layers else None
+
+    def attention_tensors(self, prefix: str, hidden: int) -> Tensors:
+        if self.latent is not None:
+            yield from self.latent.tensors(prefix, hidden, self.num_heads)
+            return
+        q_rows = self.q_size * (2 if self.output_gate else 1)
+        for name, rows in (("q_proj", q_rows), ("k_proj", self.kv_size), ("v_proj", self.kv_size)):
+            yield f"{prefix}{name}.weight", (rows, hidden)
+            if self.qkv_bias:
+                yield f"{prefix}{name}.bias", (rows,)
+        if self.qk_norm:
+            yield f"{prefix}q_norm.weight", (self.head_dim,)
+            yield f"{prefix}k_norm.weight", (self.head_dim,)
+        yield f"{prefix}o_proj.weight", (hidden, self.q_size)
+        if self.out_bias:
+            yield f"{prefix}o_proj.bias", (hidden,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VocabularyShape:
+    """embed_scale: multiplies embeddings as the model reads them."""
+
+    vocab_size: int
+    tie_word_embeddings: bool
+    embed_scale: float = 1.0
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamesShape:
+    """unread_prefixes: of tensors in the same checkpoint that the model itself does not read, like those of a draft.
+    spellings: prefixes of names in the files, each with what stands here in its place."""
+
+    unread_prefixes: tuple[str, ...] = ()
+    spellings: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape(AttentionShape, VocabularyShape, NamesShape):
+    """zero_centred_norms: stored weights are added to 1. output_norms: what attention and MLP give is normed too,
+    before it is added."""
+
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    zero_centred_norms: bool = False
+    output_norms: bool = False
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    moe: MoEShape | None = None
 
     @property
     def kv_elements_per_token(self) -> int:
@@ -200,7 +233,7 @@ class ModelShape:
     def layer_tensors(self, prefix: str, index: int) -> Tensors:
         """Of one decoder layer whose names begin with `prefix`; `index` decides between a plain MLP and experts."""
         yield f"{prefix}input_layernorm.weight", (self.hidden_size,)
-        yield from self.attention_tensors(f"{prefix}self_attn.")
+        yield from self.attention_tensors(f"{prefix}self_attn.", self.hidden_size)
         yield f"{prefix}post_attention_layernorm.weight", (self.hidden_size,)
         if self.output_norms:
             yield f"{prefix}pre_feedforward_layernorm.weight", (self.hidden_size,)
@@ -209,22 +242,6 @@ class ModelShape:
             yield from self.moe.tensors(f"{prefix}mlp.", self.hidden_size)
         else:
             yield from mlp_tensors(f"{prefix}mlp.", self.hidden_size, self.intermediate_size)
-
-    def attention_tensors(self, prefix: str) -> Tensors:
-        if self.latent is not None:
-            yield from self.latent.tensors(prefix, self.hidden_size, self.num_heads)
-            return
-        q_rows = self.q_size * (2 if self.output_gate else 1)
-        for name, rows in (("q_proj", q_rows), ("k_proj", self.kv_size), ("v_proj", self.kv_size)):
-            yield f"{prefix}{name}.weight", (rows, self.hidden_size)
-            if self.qkv_bias:
-                yield f"{prefix}{name}.bias", (rows,)
-        if self.qk_norm:
-            yield f"{prefix}q_norm.weight", (self.head_dim,)
-            yield f"{prefix}k_norm.weight", (self.head_dim,)
-        yield f"{prefix}o_proj.weight", (self.hidden_size, self.q_size)
-        if self.out_bias:
-            yield f"{prefix}o_proj.bias", (self.hidden_size,)
 
 
 def mlp_tensors(prefix: str, hidden: int, inner: int) -> Tensors:

@@ -87,13 +87,9 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
-class Sampling(Body):
-    """What every route that generates has in common. top_k, min_p, repetition_penalty, min_tokens, ignore_eos,
-    stop_token_ids, priority (the lowest first) and structured_outputs are not OpenAI's, but widely sent. user, metadata
-    and the like are accepted and kept nowhere."""
+class Drawing(Body):
+    """How each token is drawn. top_k, min_p and repetition_penalty are not OpenAI's, but widely sent."""
 
-    model: Text
-    min_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS)
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, lt=1 << 31)
@@ -103,6 +99,24 @@ class Sampling(Body):
     repetition_penalty: float | None = Field(None, ge=0.1, le=10)
     logit_bias: Bias | None = None
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
+
+
+class About(Body):
+    """What clients say of a request beside what they ask: accepted and kept nowhere."""
+
+    user: Text | None = None
+    metadata: dict[Text, Text] | None = None
+    safety_identifier: Text | None = None
+    prompt_cache_key: Text | None = None
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+
+
+class Sampling(Drawing, About):
+    """What every route that generates has in common. min_tokens, ignore_eos, stop_token_ids, priority (the lowest
+    first) and structured_outputs are not OpenAI's, but widely sent."""
+
+    model: Text
+    min_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS)
     stop: Annotated[Stops, BeforeValidator(_as_list, json_schema_input_type=Stop | Stops)] | None = None
     stop_token_ids: list[TokenId] | None = Field(None, max_length=MAX_STOP_TOKENS)
     ignore_eos: bool | None = None
@@ -110,11 +124,6 @@ class Sampling(Body):
     structured_outputs: StructuredOutputs | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: Text | None = None
-    metadata: dict[Text, Text] | None = None
-    safety_identifier: Text | None = None
-    prompt_cache_key: Text | None = None
-    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
 
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> Self:

@@ -9,19 +9,28 @@ from typing import Any
 
 from pilotfish_engine.errors import UsageError
 
-FREE = (
-    "target", "data", "out", "dtype", "max_running_requests", "generate_seconds", "train_seconds", "save_seconds",
-    "ranks",
-)  # fmt: skip
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How a run is made; it may go on with others. Seconds bound the two phases, of which the learning rate falls to
+    nothing by the end of the second, and saves. ranks: processes with a device each that share every step."""
+
+    dtype: str = "auto"
+    max_running_requests: int = 64
+    generate_seconds: float | None = None
+    train_seconds: float | None = None
+    save_seconds: float = 60.0
+    ranks: int = 1
 
 
-@dataclass(frozen=True)
-class TrainSettings:
+FREE = ("target", "data", "out", *(field.name for field in fields(Pace)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings(Pace):
     """target: a source, as for serving. data: see `prompts`. out: the head's folder. draft_steps: of training-time
     test. held_out: prompts kept apart, whose greedy answers measure acceptance. batch_tokens: of one optimizer step,
-    padding included. max_length: of prompt and answer together; a prompt takes half of it at most. Seconds bound the
-    two phases, of which the learning rate falls to nothing by the end of the second. ranks: processes with a device
-    each that share every step; a run may go on with another number of them."""
+    padding included. max_length: of prompt and answer together; a prompt takes half of it at most."""
 
     target: str
     data: str
@@ -35,12 +44,6 @@ class TrainSettings:
     learning_rate: float = 5e-4
     held_out: int = 128
     seed: int = 0
-    dtype: str = "auto"
-    max_running_requests: int = 64
-    generate_seconds: float | None = None
-    train_seconds: float | None = None
-    save_seconds: float = 60.0
-    ranks: int = 1
 
     def identity(self) -> dict[str, Any]:
         """What may not change when a run goes on."""

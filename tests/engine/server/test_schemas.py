@@ -46,19 +46,7 @@ class Dog(pydantic.BaseModel):
     friends: list[Dog] = []
 
 
-class Everything(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(title="All", json_schema_extra={"x-note": {"a": 1}, "$comment": "c"})
-
-    pet: Cat | Dog = pydantic.Field(discriminator="kind", description="d")
-    url: pydantic.AnyUrl
-    http: pydantic.HttpUrl | None = None
-    dsn: pydantic.PostgresDsn
-    path: Path
-    file: pydantic.FilePath
-    secret: pydantic.SecretStr
-    raw: bytes
-    based: pydantic.Base64UrlBytes
-    parsed: pydantic.Json[list[int]]
+class Values(pydantic.BaseModel):
     lasts: timedelta
     at: datetime
     on: date
@@ -73,6 +61,21 @@ class Everything(pydantic.BaseModel):
     named: dict[str, float]
     constrained: dict[pydantic.constr(pattern="^[a-z]+$"), int]  # type: ignore[valid-type]
     picked: Literal["a", 1, None]
+
+
+class Everything(Values):
+    model_config = pydantic.ConfigDict(title="All", json_schema_extra={"x-note": {"a": 1}, "$comment": "c"})
+
+    pet: Cat | Dog = pydantic.Field(discriminator="kind", description="d")
+    url: pydantic.AnyUrl
+    http: pydantic.HttpUrl | None = None
+    dsn: pydantic.PostgresDsn
+    path: Path
+    file: pydantic.FilePath
+    secret: pydantic.SecretStr
+    raw: bytes
+    based: pydantic.Base64UrlBytes
+    parsed: pydantic.Json[list[int]]
     size: pydantic.conint(gt=0, lt=10) = 5  # type: ignore[valid-type]
     frozen: list[int] = pydantic.Field([], json_schema_extra={"uniqueItems": False, "minItems": 0})
 

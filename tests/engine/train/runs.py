@@ -22,7 +22,8 @@ START_SECONDS = 240  # two processes that import torch, on a busy machine
 
 def settings(target: Path, data: Path, out: Path, **fields: object) -> TrainSettings:
     chosen = TrainSettings(
-        str(target), str(data), str(out), draft_vocab=30, draft_steps=5, epochs=4, batch_tokens=128, max_length=48,
+        target=str(target), data=str(data), out=str(out), draft_vocab=30, draft_steps=5, epochs=4, batch_tokens=128,
+        max_length=48,
         answer_tokens=24, learning_rate=5e-4, held_out=4, seed=3, dtype="float32",
     )  # fmt: skip
     return replace(chosen, **fields)  # type: ignore[arg-type]

@@ -169,23 +169,27 @@ Includable = Literal[
 ]
 
 
-class ResponsesRequest(Sampling):
-    """store may be what it likes: nothing is. max_tool_calls counts calls of tools that an engine has itself, and this
-    one has none. truncation: an input that does not fit is refused."""
+class Tools(Body):
+    """max_tool_calls counts calls of tools that an engine has itself, and this one has none."""
+
+    max_tool_calls: int | None = Field(None, ge=1, le=MAX_TOKENS)
+    tools: list[FunctionTool] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
+
+
+class ResponsesRequest(Sampling, Tools):
+    """store may be what it likes: nothing is. truncation: an input that does not fit is refused."""
 
     unserved = Unserved(_CHANGES_ANSWERS, IN_CHATS.ignored, _INSTEAD)
 
     input: Input
     instructions: Text | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
-    max_tool_calls: int | None = Field(None, ge=1, le=MAX_TOKENS)
     include: list[Includable] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
-    tools: list[FunctionTool] | None = Field(None, max_length=MAX_TOOLS)
-    tool_choice: ToolChoice = None
-    parallel_tool_calls: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
     chat_template_kwargs: JsonObject | None = None

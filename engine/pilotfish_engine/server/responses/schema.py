@@ -91,9 +91,39 @@ class ResponseUsage(_Answer):
     total_tokens: int
 
 
-class ResponseObject(_Answer):
-    """instructions to user: as the request had them, or what holds where it did not say."""
+class AsAsked(_Answer):
+    """As the request had them, or what holds where it did not say."""
 
+    instructions: str | None
+    temperature: float
+    top_p: float
+    frequency_penalty: float
+    presence_penalty: float
+    top_logprobs: int
+    max_output_tokens: int | None
+    truncation: Literal["disabled"]
+    text: dict[str, Any]
+    reasoning: Reasoning
+    tools: list[dict[str, Any]]
+    tool_choice: str | dict[str, Any]
+    parallel_tool_calls: bool
+    max_tool_calls: int | None
+
+
+class About(_Answer):
+    """What clients say of a request, told back; nothing is kept."""
+
+    background: Literal[False]
+    metadata: dict[str, str]
+    previous_response_id: None
+    prompt_cache_key: str | None
+    safety_identifier: str | None
+    service_tier: Literal["default"]
+    store: Literal[False]
+    user: str | None
+
+
+class ResponseObject(AsAsked, About):
     id: str
     object: Literal["response"]
     created_at: int
@@ -104,25 +134,3 @@ class ResponseObject(_Answer):
     model: str
     output: list[OutputReasoning | OutputMessage | OutputCall]
     usage: ResponseUsage | None
-    background: Literal[False]
-    frequency_penalty: float
-    presence_penalty: float
-    instructions: str | None
-    max_output_tokens: int | None
-    max_tool_calls: int | None
-    metadata: dict[str, str]
-    parallel_tool_calls: bool
-    previous_response_id: None
-    prompt_cache_key: str | None
-    reasoning: Reasoning
-    safety_identifier: str | None
-    service_tier: Literal["default"]
-    store: Literal[False]
-    temperature: float
-    text: dict[str, Any]
-    tool_choice: str | dict[str, Any]
-    tools: list[dict[str, Any]]
-    top_logprobs: int
-    top_p: float
-    truncation: Literal["disabled"]
-    user: str | None
