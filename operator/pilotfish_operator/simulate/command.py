@@ -46,6 +46,7 @@ def add(command: argparse.ArgumentParser) -> None:
     command.add_argument("--seed", type=int, default=0)
     command.add_argument("--json", type=Path, help="write the figures to this file")
     command.add_argument("--picture", type=Path, help="draw to this file")
+    command.add_argument("--title", help="of the picture (default: the machine's name)")
     command.set_defaults(run=simulate)
 
 
@@ -108,7 +109,7 @@ def _steady(flags: argparse.Namespace, machine: machines.Machine, spec: Spec) ->
     if flags.json:
         flags.json.write_text(json.dumps([_point(row) for row in rows], indent=1), encoding="utf-8")
     if flags.picture:
-        curve([row for row in rows if row.accepted == flags.accepted[-1]], machine.name, flags.picture)
+        curve([row for row in rows if row.accepted == flags.accepted[-1]], flags.title or machine.name, flags.picture)
 
 
 def _point(row: Point) -> dict[str, object]:
@@ -130,7 +131,7 @@ def _load(flags: argparse.Namespace, machine: machines.Machine, spec: Spec) -> N
     print(f"{hours:.0f} engine-hours simulated in {took:.0f} s")
     _write(flags, rows)
     if flags.picture:
-        trajectory(own, f"{machine.name}, {flags.load}", flags.picture)
+        trajectory(own, flags.title or f"{machine.name}, {flags.load}", flags.picture)
 
 
 def _requests(flags: argparse.Namespace) -> tuple[list[Arrival], float]:

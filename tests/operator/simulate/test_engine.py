@@ -80,7 +80,7 @@ def test_a_request_larger_than_the_room_runs_alone() -> None:
     assert len(engine.answers) == 3
 
 
-@pytest.mark.parametrize("users", [1, 8, 32])
+@pytest.mark.parametrize("users", [1, 2, 4, 8, 16, 32])
 def test_the_published_machine_gives_the_published_figures(users: int) -> None:
     """Plain 773 tok/s at saturation and EAGLE-3 354; 1.04 times plain at one user; and the better of both by choice."""
     k3 = Settings(num_steps=3, topk=1, num_draft_tokens=4)
