@@ -28,18 +28,25 @@ class ClusterAccess:
 
 
 @dataclass(frozen=True)
+class Election:
+    """Whether this operator acts only while it holds a Lease, and which: of all that name it, one acts."""
+
+    identity: str
+    namespace: str
+    lease_name: str = "pilotfish-operator"
+    needed: bool = True
+
+
+@dataclass(frozen=True)
 class Config:
     """Intervals in seconds. `namespaces` empty: all of them."""
 
     access: ClusterAccess
-    identity: str
-    own_namespace: str
+    election: Election
     engine_image: str = f"pilotfish-engine:{__version__}"
     namespaces: tuple[str, ...] = ()
     port: int = 8080
     host: str = "0.0.0.0"
-    leader_elect: bool = True
-    lease_name: str = "pilotfish-operator"
     resync_seconds: float = 3.0
     workers: int = 8
     patience_seconds: float = 60.0
@@ -99,14 +106,16 @@ def resolve(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None
     flags = parser.parse_args(argv)
     return Config(
         access=access,
-        identity=f"{environ.get('POD_NAME') or socket.gethostname()}-{os.getpid()}",
-        own_namespace=environ.get("POD_NAMESPACE") or _namespace_file(access) or "default",
+        election=Election(
+            identity=f"{environ.get('POD_NAME') or socket.gethostname()}-{os.getpid()}",
+            namespace=environ.get("POD_NAMESPACE") or _namespace_file(access) or "default",
+            lease_name=flags.lease_name,
+            needed=flags.leader_elect,
+        ),
         engine_image=environ.get("PILOTFISH_ENGINE_IMAGE") or Config.engine_image,
         namespaces=tuple(flags.namespace),
         port=flags.port,
         host=flags.host,
-        leader_elect=flags.leader_elect,
-        lease_name=flags.lease_name,
         resync_seconds=flags.resync,
         workers=flags.workers,
         patience_seconds=flags.patience,

@@ -12,6 +12,7 @@ import logging
 import signal
 import sys
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import Any
 
 from pilotfish_operator import config
@@ -34,6 +35,16 @@ SURELY = 3  # failed lists in a row after which a kind that was seen before is t
 log = logging.getLogger(__name__)
 
 
+@dataclass
+class _Unlisted:
+    """What cannot be listed. crd_since: since when there is no CRD. failures: in a row, of a kind in a namespace (None:
+    in all). models: since when, and why."""
+
+    crd_since: float | None = None
+    failures: dict[tuple[Kind, str | None], int] = field(default_factory=dict)
+    models: tuple[float, str] | None = None
+
+
 class Operator:
     """Everything that runs, wired."""
 
@@ -41,15 +52,14 @@ class Operator:
         self._config, self._kube = settings, api
         self._loop = asyncio.get_running_loop()
         self._cache, self.metrics = Cache(), Metrics()
-        self._lease = Leadership(api, settings.own_namespace, settings.lease_name, settings.identity)
+        election = settings.election
+        self._lease = Leadership(api, election.namespace, election.lease_name, election.identity)
         self._rounds: Rounds[Key] = Rounds(engines, settings.resync_seconds, self._read, self._leads)
         self._reconciler = Reconciler(api, self._cache, self._rounds, self._leads, settings, self.metrics)
         self._queue: WorkQueue[Key] = WorkQueue(self._reconciler.turn, workers=settings.workers)
         self._watcher = Watcher(settings, self._seen_by_watch)
         self._stale, self._suspects = set[str](), set[str]()
-        self._crd_missing_since: float | None = None
-        self._failed_lists: dict[tuple[Kind, str | None], int] = {}
-        self._models_unread: tuple[float, str] | None = None
+        self._unlisted = _Unlisted()
         self._well_at = self._loop.time()
 
     def troubles(self) -> list[str]:
@@ -58,11 +68,11 @@ class Operator:
         found = [f"watch of {plural} is stale" for plural in sorted(self._stale)]
         if (silence := self._kube.silence()) > patience:
             found.append(f"API server: no request succeeded for {silence:.0f}s: {self._kube.last_failure}")
-        if self._models_unread and self._loop.time() - self._models_unread[0] > patience:
-            found.append(f"{MODELS.plural} cannot be listed: {self._models_unread[1]}")
+        if self._unlisted.models and self._loop.time() - self._unlisted.models[0] > patience:
+            found.append(f"{MODELS.plural} cannot be listed: {self._unlisted.models[1]}")
         if self._queue.stuck() > STUCK_SECONDS:
             found.append(f"queue: a model has been in or before its turn for {self._queue.stuck():.0f}s")
-        if self._config.leader_elect and self._lease.stale(patience):
+        if self._config.election.needed and self._lease.stale(patience):
             found.append(f"lease: neither renewed nor read for {patience:.0f}s: {self._lease.last_failure}")
         self.metrics.depth.set(self._queue.depth())
         return found
@@ -83,7 +93,7 @@ class Operator:
 
     async def run(self) -> None:
         """Until cancelled. The Lease is released last, when nothing acts any more."""
-        election = asyncio.create_task(self._lease.run(self._led)) if self._config.leader_elect else None
+        election = asyncio.create_task(self._lease.run(self._led)) if self._config.election.needed else None
         try:
             await self._list_until_complete()
             async with asyncio.TaskGroup() as group:
@@ -96,7 +106,7 @@ class Operator:
                 await asyncio.gather(election, return_exceptions=True)
 
     def _leads(self) -> bool:
-        return not self._config.leader_elect or self._lease.leads()
+        return not self._config.election.needed or self._lease.leads()
 
     def _led(self, leads: bool) -> None:
         self.metrics.leading.set(leads)
@@ -127,10 +137,10 @@ class Operator:
         while True:
             end = self._loop.time() + SYNC_SECONDS
             await asyncio.sleep(1)
-            while self._loop.time() < end and (self._failed_lists or self._watcher.running):
-                await asyncio.sleep(CRD_SECONDS if self._failed_lists else 0.5)
-                if self._failed_lists:
-                    await self._list([kind for kind in WATCHED if any(kind == k for k, _ in self._failed_lists)])
+            while self._loop.time() < end and (self._unlisted.failures or self._watcher.running):
+                await asyncio.sleep(CRD_SECONDS if self._unlisted.failures else 0.5)
+                if self._unlisted.failures:
+                    await self._list([kind for kind in WATCHED if any(kind == k for k, _ in self._unlisted.failures)])
             await self._list(WATCHED)
 
     async def _list(self, kinds: Collection[Kind]) -> bool:
@@ -149,7 +159,7 @@ class Operator:
                     self._cannot_list(kind, namespace, problem)
         suspects = self._cache.stale_watches(self._loop.time())
         self._stale, self._suspects = suspects & self._suspects, suspects
-        readable = tuple(kind for kind in WATCHED if not any(kind == failed for failed, _ in self._failed_lists))
+        readable = tuple(kind for kind in WATCHED if not any(kind == failed for failed, _ in self._unlisted.failures))
         if self._watcher.running and (suspects or set(self._watcher.kinds) != set(readable)):
             why = (
                 f"nothing comes from {', '.join(sorted(suspects))}"
@@ -163,28 +173,28 @@ class Operator:
         self.metrics.models.set(len(self._cache.models()))
         for key in changed:
             self._queue.add(key)
-        return self._models_unread is None
+        return self._unlisted.models is None
 
     async def _list_one(self, kind: Kind, namespace: str | None) -> set[Key]:
         objects, version = await self._kube.list(kind, namespace, "" if kind is MODELS else CHILD_SELECTOR)
         changed = self._cache.listed(kind, namespace, objects, version, self._loop.time())
-        if self._failed_lists.pop((kind, namespace), None):
+        if self._unlisted.failures.pop((kind, namespace), None):
             log.info("%s in %s can be listed again", kind.plural, namespace or "all namespaces")
             changed |= {key for key in self._cache.models() if namespace in (None, key[0])}
         if kind is MODELS:
-            self._models_unread = None
-            if self._crd_missing_since is not None:
+            self._unlisted.models = None
+            if self._unlisted.crd_since is not None:
                 log.info("the CRD %s.%s is there now", MODELS.plural, GROUP)
-                self._crd_missing_since = None
+                self._unlisted.crd_since = None
         return changed
 
     def _cannot_list(self, kind: Kind, namespace: str | None, problem: KubeError) -> None:
-        failures = self._failed_lists[kind, namespace] = self._failed_lists.get((kind, namespace), 0) + 1
+        failures = self._unlisted.failures[kind, namespace] = self._unlisted.failures.get((kind, namespace), 0) + 1
         self.metrics.errors.labels(type(problem).__name__).inc()
         if failures == 1:
             log.warning("cannot list %s in %s: %s", kind.plural, namespace or "all namespaces", problem)
         if kind is MODELS:
-            self._models_unread = (self._models_unread or (self._loop.time(), ""))[0], str(problem)
+            self._unlisted.models = (self._unlisted.models or (self._loop.time(), ""))[0], str(problem)
         if failures >= SURELY or not self._cache.was_listed(kind, namespace):
             self._cache.lose(kind, namespace, f"{kind.plural} cannot be listed: {problem}")
             for key in self._cache.models():
@@ -192,8 +202,8 @@ class Operator:
                     self._queue.add(key)
 
     async def _without_crd(self) -> None:
-        if self._crd_missing_since is None:
-            self._crd_missing_since = self._loop.time()
+        if self._unlisted.crd_since is None:
+            self._unlisted.crd_since = self._loop.time()
             log.warning(
                 "the CRD %s.%s (%s) is not installed: waiting for it, nothing else to do", MODELS.plural, GROUP, VERSION
             )

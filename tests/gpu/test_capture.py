@@ -31,7 +31,7 @@ def started(parts, num_steps, topk, temperature):
     harness.scheduler._collect()
     reserve = STEPS * (num_steps + 1) + parts.worker.reserve_tokens  # as each decode step does for itself
     decoding = harness.scheduler._decoding()
-    assert [request.row for request in decoding] == ROWS, "all find room, and keep it"
+    assert [request.seat.row for request in decoding] == ROWS, "all find room, and keep it"
     for request in decoding:
         added = harness.scheduler._grow(request, reserve)
         if added is not None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 SOURCE_FOLDERS = ("engine", "operator", "benchmarks", "charts", "examples", "tests")
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 7
+MAX_ATTRIBUTES = 14
 
 # A module is named after what it holds. These words say nothing, and a version in a name keeps two generations alive.
 BANNED_NAME = re.compile(r"(^|_)(utils?|common|helpers?|managers?|v\d+)($|_)", re.IGNORECASE)
@@ -89,6 +90,30 @@ def parameters(path: str, tree: ast.Module) -> Iterator[str]:
             )
 
 
+def attributes(path: str, tree: ast.Module) -> Iterator[str]:
+    """A class of many attributes holds a value that has no name yet; what a base declares has one."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ClassDef):
+            continue
+        found = {target.id for target in _targets(node.body) if isinstance(target, ast.Name)}
+        for target in _targets(ast.walk(node)):
+            if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
+                found.add(target.attr)
+        if len(found) > MAX_ATTRIBUTES:
+            yield (
+                f"{path}:{node.lineno}: {node.name} declares {len(found)} attributes; at most {MAX_ATTRIBUTES}: name "
+                "what belongs together"
+            )
+
+
+def _targets(nodes: Iterable[ast.AST]) -> Iterator[ast.expr]:
+    """What assignments give a value to, tuples taken apart."""
+    for node in nodes:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                yield from target.elts if isinstance(target, ast.Tuple) else [target]
+
+
 def names(path: str) -> Iterator[str]:
     for part in Path(path).with_suffix("").parts:
         if BANNED_NAME.search(part):
@@ -149,9 +174,9 @@ def breaches(root: Path) -> list[str]:
     ]
     for path, text in sources(root):
         tree = ast.parse(text, filename=path)
-        for rule in (sizes(path, text, tree), parameters(path, tree), names(path), docstring(path, tree)):
+        for rule in (sizes(path, text, tree), parameters(path, tree), attributes(path, tree)):
             found += rule
-        for rule in (purity(path, tree), method_names(path, tree)):
+        for rule in (names(path), docstring(path, tree), purity(path, tree), method_names(path, tree)):
             found += rule
     return found
 

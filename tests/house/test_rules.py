@@ -46,6 +46,8 @@ def run(tree: Path, *command: str | Path) -> tuple[int, str]:
 
 EIGHT = "(a, b, *, c, d, e, f, g, **h)"
 EIGHT_MORE = "(self, a, b, c, d, e, f, g, h)"
+FIELDS = "".join(f"    f{number}: int\n" for number in range(15))
+KEPT = "".join(f"        self.a{number}, self.b{number} = 1, 2\n" for number in range(8))
 LONG_FUNCTION = "\n\ndef long() -> int:\n" + "    x = 1\n" * 60 + "    return x\n"
 
 
@@ -60,6 +62,8 @@ LONG_FUNCTION = "\n\ndef long() -> int:\n" + "    x = 1\n" * 60 + "    return x\
             "planted.py:2: many has 8 parameters; at most 7",
         ),
         (f"{ENGINE}/planted.py", f'"""Doc."""\nclass A:\n    def many{EIGHT_MORE}: ...\n', "many has 8 parameters"),
+        (f"{ENGINE}/planted.py", f'"""Doc."""\nclass Bag:\n{FIELDS}', "Bag declares 15 attributes; at most 14"),
+        (f"{ENGINE}/planted.py", f'"""Doc."""\nclass Bag:\n    def f(self):\n{KEPT}', "Bag declares 16 attributes"),
         (f"{ENGINE}/kv/utils.py", '"""Doc."""\n', "'utils' says nothing"),
         (f"{ENGINE}/kv/page_helpers.py", '"""Doc."""\n', "'page_helpers' says nothing"),
         (f"{OPERATOR}/plan_v2.py", '"""Doc."""\n', "'plan_v2' says nothing"),

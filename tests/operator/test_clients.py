@@ -84,7 +84,7 @@ def test_the_account_folder_can_be_named(tmp_path: Path) -> None:
     variables = {"KUBERNETES_SERVICEACCOUNT_DIR": str(tmp_path), "KUBERNETES_SERVICE_HOST": "127.1.2.3",
                  "KUBERNETES_SERVICE_PORT": "6443"}  # fmt: skip
     assert cluster_access(variables) == ClusterAccess("https://127.1.2.3:6443", str(tmp_path), None)
-    assert resolve([], variables).own_namespace == "here"
+    assert resolve([], variables).election.namespace == "here"
     assert cluster_access({"KUBECONFIG": "k"}).server is None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from pilotfish_engine.messages import Submit, TokenLogprob
-from pilotfish_engine.scheduler.request import Request
+from pilotfish_engine.scheduler.request import Counts, Request
 
 
 class Handover(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,9 +33,9 @@ def handover_of(request: Request, written: bytes | None) -> Handover:
         seed=request.seed,
         token_ids=request.token_ids,
         written=written,
-        cached_tokens=request.cached_tokens,
-        drafted_tokens=request.drafted_tokens,
-        accepted_tokens=request.accepted_tokens,
+        cached_tokens=request.counts.cached_tokens,
+        drafted_tokens=request.counts.drafted_tokens,
+        accepted_tokens=request.counts.accepted_tokens,
         prompt_logprobs=request.prompt_logprobs,
     )
 
@@ -45,6 +45,5 @@ def resume(request: Request, handover: Handover) -> None:
     request.stops.push(handover.token_ids[request.prompt_len :], request.prompt_len)
     request.token_ids, request.seed = list(handover.token_ids), handover.seed
     request.written = handover.written
-    request.cached_tokens, request.admissions = handover.cached_tokens, 1
-    request.drafted_tokens, request.accepted_tokens = handover.drafted_tokens, handover.accepted_tokens
+    request.counts = Counts(1, handover.cached_tokens, handover.drafted_tokens, handover.accepted_tokens)
     request.prompt_logprobs = list(handover.prompt_logprobs)

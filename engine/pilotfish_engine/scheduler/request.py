@@ -5,18 +5,42 @@ from __future__ import annotations
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from pilotfish_engine.messages import FinishReason, Output, SamplingParams, TokenLogprob
-from pilotfish_engine.scheduler.stops import StopChecker
+from pilotfish_engine.messages import Output, SamplingParams, TokenLogprob
+from pilotfish_engine.scheduler.stops import End, StopChecker
 from pilotfish_engine.types import CompiledGrammar
+
+
+@dataclass
+class Seat:
+    """What a request has while it runs. found_pages: those of `pages` that the prefix cache held. computed_len: KV rows
+    done by the target: len(token_ids) − 1 while decoding, less while chunks go through. decoding: all known tokens but
+    the last have KV, and a step may follow. spoiled: its KV may be wrong.
+
+    Invariant: pages cover every row that a step may write, and the request holds one reference of each.
+    """
+
+    row: int = -1
+    pages: list[int] = field(default_factory=list)
+    found_pages: int = 0
+    computed_len: int = 0
+    decoding: bool = False
+    spoiled: bool = False
+
+
+@dataclass
+class Counts:
+    """Of a request so far. cached_tokens: of the prompt, that the prefix cache held at first admission."""
+
+    admissions: int = 0
+    cached_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(eq=False)
 class Request:
-    """place: (priority, number of arrival), lower ones first, as long as it lives. computed_len: KV rows done by the
-    target: len(token_ids) − 1 while decoding, less while chunks go through.
-
-    Invariant: pages cover every row that a step may write, and the request holds one reference of each.
-    """
+    """place: (priority, number of arrival), lower ones first, as long as it lives. prompt_logprobs: from the second
+    token on. written: its row, as another engine wrote it: still to be read, into pages of its own."""
 
     request_id: str
     place: tuple[int, int]
@@ -26,26 +50,15 @@ class Request:
     seed: int
     stops: StopChecker
     grammar: Future[CompiledGrammar] | None = None
-    row: int = -1
-    pages: list[int] = field(default_factory=list)
-    found_pages: int = 0  # those of `pages` that the prefix cache held at this admission
-    computed_len: int = 0
-    decoding: bool = False  # all known tokens but the last have KV, and a step may follow
-    cached_tokens: int = 0  # prompt tokens that the prefix cache held at first admission
-    admissions: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-    finish_reason: FinishReason | None = None
-    error: str | None = None
-    spoiled: bool = False  # its KV may be wrong
-    fault: str | None = None  # the parameter that the error is about
-    text_end: int | None = None
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # from the second token on
-    written: bytes | None = None  # its row, as another engine wrote it: still to be read, into pages of its own
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    written: bytes | None = None
+    seat: Seat = field(default_factory=Seat)
+    counts: Counts = field(default_factory=Counts)
+    end: End | None = None
 
     @property
     def running(self) -> bool:
-        return self.row >= 0
+        return self.seat.row >= 0
 
     @property
     def scores_prompt(self) -> bool:
@@ -54,17 +67,18 @@ class Request:
 
     def output(self, token_ids: list[int], logprobs: list[TokenLogprob] | None = None) -> Output:
         """What has come of it: the new tokens, its end if it came, and its counts so far."""
+        end = self.end
         first = self.params.prompt_logprobs and 0 < len(token_ids) == len(self.token_ids) - self.prompt_len
         return Output(
             request_id=self.request_id,
             token_ids=token_ids,
-            finish_reason=self.finish_reason,
-            text_end=self.text_end,
-            error=self.error,
-            field=self.fault,
+            finish_reason=None if end is None else end.reason,
+            text_end=None if end is None else end.text_end,
+            error=None if end is None else end.error,
+            field=None if end is None else end.field,
             logprobs=logprobs,
             prompt_logprobs=self.prompt_logprobs if first else None,
-            cached_tokens=self.cached_tokens,
-            drafted_tokens=self.drafted_tokens,
-            accepted_tokens=self.accepted_tokens,
+            cached_tokens=self.counts.cached_tokens,
+            drafted_tokens=self.counts.drafted_tokens,
+            accepted_tokens=self.counts.accepted_tokens,
         )

@@ -46,11 +46,11 @@ class Room:
         if fresh is None:
             self.pool.release(found)
             return False
-        request.pages, request.found_pages = found + fresh, len(found)
-        request.computed_len = len(found) * self._page_size
-        if request.admissions == 0:
-            request.cached_tokens = request.computed_len
-        request.admissions += 1
+        request.seat.pages, request.seat.found_pages = found + fresh, len(found)
+        request.seat.computed_len = len(found) * self._page_size
+        if request.counts.admissions == 0:
+            request.counts.cached_tokens = request.seat.computed_len
+        request.counts.admissions += 1
         return True
 
     def _ample(self, requests: int) -> bool:
@@ -59,12 +59,12 @@ class Room:
         return requests * longest <= self.pool.num_pages
 
     def _lasts(self, spare: int, request: Request, wanted: int, running: Sequence[Request]) -> bool:
-        others = [self._outlook(other, len(other.pages) - other.found_pages) for other in running]
+        others = [self._outlook(other, len(other.seat.pages) - other.seat.found_pages) for other in running]
         return not others or spare >= peak_growth([*others, self._outlook(request, wanted)])
 
     def missing(self, request: Request, reserve: int) -> int:
         """Pages that a running request lacks for so many rows from its last known token's row on."""
-        return missing_pages(len(request.token_ids), reserve, self._page_size, len(request.pages))
+        return missing_pages(len(request.token_ids), reserve, self._page_size, len(request.seat.pages))
 
     def take(self, n: int) -> list[int] | None:
         """`n` pages for one request, or None; cached prefixes that nobody uses give way."""
@@ -76,9 +76,8 @@ class Room:
     def leave(self, request: Request, right: int) -> None:
         """Gives the pages back; those of the first `right` KV rows enter the prefix cache."""
         if right:
-            self.prefix.insert(request.token_ids, request.pages, right)
-        self.pool.release(request.pages)
-        request.pages, request.found_pages, request.computed_len = [], 0, 0
+            self.prefix.insert(request.token_ids, request.seat.pages, right)
+        self.pool.release(request.seat.pages)
 
     def _wanted(self, request: Request) -> int:
         """For all known tokens, the one to come, and a first step."""

@@ -15,10 +15,10 @@ from pilotfish_engine.scheduler.faults import Failures, fault
 from pilotfish_engine.scheduler.handover import Handover, handover_of, resume
 from pilotfish_engine.scheduler.policy import PrefillWork, plan_chunks
 from pilotfish_engine.scheduler.preparing import GrammarCompiler, Preparing
-from pilotfish_engine.scheduler.request import Request
+from pilotfish_engine.scheduler.request import Request, Seat
 from pilotfish_engine.scheduler.room import Room
 from pilotfish_engine.scheduler.steps import Launched, Steps, logprobs, score_prompt
-from pilotfish_engine.scheduler.stops import StopTextFactory
+from pilotfish_engine.scheduler.stops import End, StopTextFactory
 from pilotfish_engine.scheduler.suspects import Suspects
 from pilotfish_engine.scheduler.tally import Tally, context_tokens
 from pilotfish_engine.scheduler.waiting import Waiting
@@ -65,6 +65,11 @@ class Scheduler:
         return bool(self._requests or self._running or self._outputs)
 
     @property
+    def running(self) -> tuple[Request, ...]:
+        """Those that have a row."""
+        return tuple(self._running)
+
+    @property
     def unready(self) -> str | None:
         return self._failures.unready
 
@@ -86,7 +91,7 @@ class Scheduler:
         request = self._requests.get(request_id)
         if request is None:
             raise HandoverError(f"no request {request_id} is here; one that has not ended would work")
-        written = self._worker.write_out(request.row) if request.decoding else request.written
+        written = self._worker.write_out(request.seat.row) if request.seat.decoding else request.written
         self.abort(request_id)
         return handover_of(request, written)
 
@@ -106,7 +111,7 @@ class Scheduler:
         have just ended."""
         request = self._requests.get(request_id)
         if request is not None:
-            request.finish_reason = "abort"
+            request.end = End("abort")
             self._retire(request)
 
     def step(self) -> list[Output]:
@@ -146,7 +151,7 @@ class Scheduler:
 
     def held_pages(self) -> list[list[int]]:
         """The pages of every holder: each running request, and the prefix cache."""
-        return [*(request.pages for request in self._running), list(self.room.prefix.pages())]
+        return [*(request.seat.pages for request in self._running), list(self.room.prefix.pages())]
 
     def retract_latest(self) -> None:
         """The last in order of those running goes back to its place in the queue, to go through again from its tokens;
@@ -193,13 +198,13 @@ class Scheduler:
 
     def _start(self, request: Request) -> None:
         """A row for a request that has its pages."""
-        request.row = self._free_rows.pop()
+        request.seat.row = self._free_rows.pop()
         self._running.append(request)
         admission = Admission(
-            row=request.row,
+            row=request.seat.row,
             token_ids=request.token_ids,
-            cached_len=request.computed_len,
-            pages=request.pages,
+            cached_len=request.seat.computed_len,
+            pages=request.seat.pages,
             params=request.params,
             seed=request.seed,
             prompt_len=request.prompt_len,
@@ -209,11 +214,11 @@ class Scheduler:
         try:
             self._worker.admit(admission)
             if request.written is not None:
-                self._worker.read_in(request.row, request.written)
-                request.written, request.decoding = None, True
-                request.computed_len = len(request.token_ids) - 1
+                self._worker.read_in(request.seat.row, request.written)
+                request.written, request.seat.decoding = None, True
+                request.seat.computed_len = len(request.token_ids) - 1
         except Exception as error:  # parameters that cannot be, or no memory for what they need
-            request.spoiled = True
+            request.seat.spoiled = True
             self._fail(request, error)
 
     def _grow(self, request: Request, reserve: int) -> NewPages | None:
@@ -225,8 +230,8 @@ class Scheduler:
             if missing == 0:
                 return None
             if (fresh := self.room.take(missing)) is not None:
-                added = NewPages(request.row, len(request.pages), fresh)
-                request.pages = request.pages + fresh
+                added = NewPages(request.seat.row, len(request.seat.pages), fresh)
+                request.seat.pages = request.seat.pages + fresh
                 return added
             if self._steps:  # what ends in steps under way gives its pages back
                 self._collect()
@@ -239,17 +244,19 @@ class Scheduler:
     # --- running batches
 
     def _extend(self) -> None:
-        todo = [r for r in self._running if not r.decoding and r.finish_reason is None and self._suspects.may_run(r)]
+        todo = [r for r in self._running if not r.seat.decoding and r.end is None and self._suspects.may_run(r)]
         todo.sort(key=lambda request: request.place)
-        chunks = plan_chunks([PrefillWork(r.row, r.computed_len, len(r.token_ids)) for r in todo], self._chunk_size)
+        chunks = plan_chunks(
+            [PrefillWork(r.seat.row, r.seat.computed_len, len(r.token_ids)) for r in todo], self._chunk_size
+        )
         if not chunks:
             return
-        by_row = {request.row: request for request in todo}
+        by_row = {request.seat.row: request for request in todo}
         requests = [by_row[chunk.row] for chunk in chunks]
         if self._launch(Batch(ForwardMode.EXTEND, chunks=chunks), requests):
             for chunk, request in zip(chunks, requests, strict=True):
-                request.computed_len = chunk.end
-                request.decoding = chunk.last
+                request.seat.computed_len = chunk.end
+                request.seat.decoding = chunk.last
 
     def _decode(self) -> None:
         reserve = self._worker.reserve_tokens
@@ -257,7 +264,7 @@ class Scheduler:
         requests = self._decoding()
         if not requests:
             return
-        rows = [request.row for request in requests]
+        rows = [request.seat.row for request in requests]
         members = set(rows)  # a request may have grown and then been retracted for another
         batch = Batch(
             ForwardMode.DECODE,
@@ -269,7 +276,7 @@ class Scheduler:
 
     def _decoding(self) -> list[Request]:
         may_run = self._suspects.may_run
-        return [r for r in self._running if r.decoding and r.finish_reason is None and may_run(r)]
+        return [r for r in self._running if r.seat.decoding and r.end is None and may_run(r)]
 
     def _collect(self, leave: int = 0) -> None:
         """Commits the batches that are under way but for the last `leave`; with none of these the host knows from here
@@ -280,7 +287,7 @@ class Scheduler:
                 launched, result = self._steps.take()
             except Exception as error:
                 for request in requests:  # what is under way for them goes on from what this batch left
-                    request.spoiled = True
+                    request.seat.spoiled = True
                 self._isolate(requests, error)
             else:
                 self._commit_batch(launched, result)
@@ -301,14 +308,13 @@ class Scheduler:
         self._collect()
         sent_back: list[Request] = []
         for request in [request for request in requests if request.running]:  # some may be sent back already
-            request.spoiled = True
-            if request.finish_reason is not None:  # it had ended, and waited for this batch
+            request.seat.spoiled = True
+            if request.end is not None:  # it had ended, and waited for this batch
                 self._retire(request)
             elif len(requests) == 1:
                 self._fail(request, f"the step failed ({self._failures.last})")
             else:
                 self._leave(request)
-                request.spoiled = False
                 self._waiting.add(request)
                 sent_back.append(request)
         self._suspects.accuse(sent_back)
@@ -319,37 +325,37 @@ class Scheduler:
         decodes, plain = batch.mode is ForwardMode.DECODE, result.num_draft_tokens == 1
         steps = zip(requests, result.committed(), result.draft_lens, strict=True)
         for place, (request, tokens, drafted) in enumerate(steps):
-            if request.finish_reason is not None:  # it ended while this batch was under way
+            if request.end is not None:  # it ended while this batch was under way
                 self._retire(request)
                 continue
-            if request.spoiled:  # it is about to be sent back
+            if request.seat.spoiled:  # it is about to be sent back
                 continue
             try:
                 if decodes:
-                    request.drafted_tokens += drafted
+                    request.counts.drafted_tokens += drafted
                     self.tally.step(plain, drafted)
                 else:
                     score_prompt(request, batch.chunks[place].start, result.prompt_logprobs.get(place))
                 if tokens:
                     self._commit(request, tokens, result, place)
             except Exception as error:  # what reads its tokens cannot
-                request.spoiled = True
+                request.seat.spoiled = True
                 self._fail(request, f"its answer could not be read ({type(error).__name__}: {error})")
 
     def _commit(self, request: Request, tokens: list[int], result: GenerationBatchResult, place: int) -> None:
         """Appends a step's tokens up to the earliest end."""
         if (error := result.errors.get(place)) is not None:
-            request.spoiled = not isinstance(error, RequestError)
+            request.seat.spoiled = not isinstance(error, RequestError)
             self._fail(request, error)
             return
         kept, end = request.stops.push(tokens, len(request.token_ids))
         accepted = min(kept, len(tokens) - 1)  # the last token of a step is the target's own
         request.token_ids += tokens[:kept]
-        request.accepted_tokens += accepted
+        request.counts.accepted_tokens += accepted
         self.tally.tokens(kept, accepted)
-        request.computed_len = len(request.token_ids) - 1
+        request.seat.computed_len = len(request.token_ids) - 1
         if end is not None:
-            request.finish_reason, request.text_end = end.reason, end.text_end
+            request.end = end
         scores = logprobs(result, place, kept, request.params.logprobs)
         self._outputs.append(request.output(tokens[:kept], scores))
         if end is not None:
@@ -359,7 +365,7 @@ class Scheduler:
     # --- the end of a request
 
     def _retire(self, request: Request) -> None:
-        """Ends what has a finish_reason. A request in batches under way leaves when the last of them is committed."""
+        """Ends what has an `end`. A request in batches under way leaves when the last of them is committed."""
         self.tally.time(len(self._requests))
         self._requests.pop(request.request_id, None)
         if self._steps.count(request):
@@ -371,17 +377,17 @@ class Scheduler:
 
     def _leave(self, request: Request) -> None:
         """Gives back row and pages. Where the KV is right, its full pages enter the prefix cache."""
-        right = min(request.computed_len, len(request.token_ids) - 1)
-        if request.spoiled and request.found_pages:  # what it found may have been at fault
+        right = min(request.seat.computed_len, len(request.token_ids) - 1)
+        if request.seat.spoiled and request.seat.found_pages:  # what it found may have been at fault
             self.room.prefix.flush()
-        self.room.leave(request, 0 if request.spoiled else self._worker.reusable_len(request.row, right))
-        self._worker.release(request.row)
-        self._free_rows.append(request.row)
+        self.room.leave(request, 0 if request.seat.spoiled else self._worker.reusable_len(request.seat.row, right))
+        self._worker.release(request.seat.row)
+        self._free_rows.append(request.seat.row)
         self._running.remove(request)
-        request.row, request.decoding = -1, False
+        request.seat = Seat()
 
     def _fail(self, request: Request, reason: str | BaseException) -> None:
-        request.finish_reason, request.error = "error", str(reason)
-        request.fault = reason.field if isinstance(reason, RequestError) else None
+        field = reason.field if isinstance(reason, RequestError) else None
+        request.end = End("error", error=str(reason), field=field)
         self._outputs.append(request.output([]))
         self._retire(request)

@@ -26,10 +26,13 @@ StopTextFactory = Callable[[SamplingParams], StopText]
 
 @dataclass(frozen=True)
 class End:
-    """text_end: for a stop string, where it begins in the answer's text, in characters."""
+    """text_end: for a stop string, where it begins in the answer's text, in characters. error: why it failed, for the
+    caller; field: the parameter that this is about."""
 
     reason: FinishReason
     text_end: int | None = None
+    error: str | None = None
+    field: str | None = None
 
 
 @dataclass(frozen=True)

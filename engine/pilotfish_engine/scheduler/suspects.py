@@ -30,12 +30,12 @@ class Suspects:
     def let_pass(self) -> None:
         """Those who have shown that they are not at fault."""
         members = [member for group in self._groups for member in group.items()]
-        self._drop([r for r, known in members if r.finish_reason is not None or len(r.token_ids) >= known + PASSED])
+        self._drop([r for r, known in members if r.end is not None or len(r.token_ids) >= known + PASSED])
 
     def waiting(self) -> list[Request]:
         """Of the first group who has no row, in order."""
         group = self._groups[0] if self._groups else ()
-        idle = (r for r in group if not r.running and r.finish_reason is None)
+        idle = (r for r in group if not r.running and r.end is None)
         return sorted(idle, key=lambda request: request.place)
 
     def __bool__(self) -> bool:

@@ -71,4 +71,4 @@ class Tally:
 
 def context_tokens(requests: Sequence[Request]) -> int:
     """KV rows of these together, as far as the host knows."""
-    return sum(request.computed_len for request in requests)
+    return sum(request.seat.computed_len for request in requests)

@@ -31,6 +31,29 @@ Inbox = asyncio.Queue[messages.Output | CoreGone]
 Call = TypeVar("Call", messages.AskReport, messages.SetEnvelope, messages.FlushCache)
 
 
+class _Wire:
+    """Messages over one socket, as bytes."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._decoder = msgspec.msgpack.Decoder(messages.FromCore)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.set_hwm(HIGH_WATER_MARK)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(endpoint)
+
+    async def receive(self) -> messages.FromCore:
+        return self._decoder.decode(await self._socket.recv())
+
+    def send(self, message: messages.ToCore) -> asyncio.Future[Any]:
+        """Done at once, or in order as soon as the socket takes it."""
+        return asyncio.ensure_future(self._socket.send(self._encoder.encode(message)))
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
 class Link:
     """ready: what the loaded model can take, None before. gone: why nothing comes any more."""
 
@@ -46,13 +69,7 @@ class Link:
         self._running: set[str] = set()  # those of them that have not ended
         self._calls: dict[str, asyncio.Future[messages.Answer]] = {}
         self._sending: set[asyncio.Future[Any]] = set()
-        self._decoder = msgspec.msgpack.Decoder(messages.FromCore)
-        self._encoder = msgspec.msgpack.Encoder()
-        self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.set_hwm(HIGH_WATER_MARK)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.bind(endpoint)
+        self._wire = _Wire(endpoint)
 
     @property
     def in_flight(self) -> int:
@@ -67,7 +84,7 @@ class Link:
 
     async def receive_forever(self) -> None:
         while True:
-            message = self._decoder.decode(await self._socket.recv())
+            message = await self._wire.receive()
             self._heard = time.monotonic()
             self.connected.set()
             match message:
@@ -146,11 +163,11 @@ class Link:
                 future.set_exception(self.gone)
 
     def close(self) -> None:
-        self._context.destroy(linger=0)
+        self._wire.close()
 
     def _send(self, message: messages.ToCore) -> None:
-        """Sent at once, or in order as soon as the socket takes it: as much can wait as was let in."""
-        sending = asyncio.ensure_future(self._socket.send(self._encoder.encode(message)))
+        """As much can wait as was let in."""
+        sending = self._wire.send(message)
         if not sending.done():
             self._sending.add(sending)
             sending.add_done_callback(self._sending.discard)

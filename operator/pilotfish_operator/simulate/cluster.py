@@ -70,6 +70,22 @@ class Outcome:
     changes: int = 0
 
 
+class _Starts:
+    """Makes replicas, each with dice of its own."""
+
+    def __init__(
+        self, machine: Machine, chooser: Callable[[Machine, Envelope], Chooser], seed: int, coarse: int
+    ) -> None:
+        self._machine, self._chooser, self._seed, self._coarse = machine, chooser, seed, coarse
+        self._made = 0
+
+    def replica(self, envelope: Envelope, ready_at: float) -> Replica:
+        self._made += 1
+        seed = self._seed * 1000 + self._made
+        engine = Engine(self._machine, self._chooser(self._machine, envelope), seed, ready_at, self._coarse)
+        return Replica(f"pod-{self._made}", engine, ready_at)
+
+
 class Cluster:
     """chooser: makes one for each engine. replicas: None lets the operator decide them. coarse: as an Engine's."""
 
@@ -82,10 +98,9 @@ class Cluster:
         replicas: Replicas | None = None,
         coarse: int = 64,
     ) -> None:
-        self._machine, self._spec, self._make, self._coarse = machine, spec, chooser, coarse
-        self._dice, self._seed, self._fixed = random.Random(seed), seed, replicas
-        self._bounds = objects.bounds(spec)
-        self._memory, self._envelope, self._now, self._born = plan.Memory(), self._bounds, 0.0, 0
+        self._machine, self._spec, self._fixed = machine, spec, replicas
+        self._starts, self._dice = _Starts(machine, chooser, seed, coarse), random.Random(seed)
+        self._memory, self._envelope, self._now = plan.Memory(), objects.bounds(spec), 0.0
         self._replicas = list[Replica]()
         self._last_tokens = self._gone_tokens = 0.0
         self.outcome = Outcome()
@@ -114,10 +129,7 @@ class Cluster:
         return any(r.engine.running or r.engine.waiting or r.engine.inbox for r in self._replicas)
 
     def _start(self, ready_at: float) -> None:
-        self._born += 1
-        chooser, seed = self._make(self._machine, self._envelope), self._seed * 1000 + self._born
-        engine = Engine(self._machine, chooser, seed, ready_at, self._coarse)
-        self._replicas.append(Replica(f"pod-{self._born}", engine, ready_at))
+        self._replicas.append(self._starts.replica(self._envelope, ready_at))
 
     def _ready(self) -> list[Replica]:
         return [r for r in self._replicas if r.ready_at <= self._now and not r.leaving]

@@ -43,13 +43,15 @@ class Lane:
         self.acceptance = acceptance
         self.progress = 0.0
         self._ends: list[tuple[float, int, Active]] = []
+        self._added = 0
 
     def __len__(self) -> int:
         return len(self._ends)
 
-    def add(self, one: Active, number: int) -> None:
+    def add(self, one: Active) -> None:
+        self._added += 1
         one.ends_at = self.progress + one.arrival.output - 1
-        heappush(self._ends, (one.ends_at, number, one))
+        heappush(self._ends, (one.ends_at, self._added, one))
 
     @property
     def to_come(self) -> float:
@@ -87,6 +89,22 @@ class Counts:
     seconds: dict[Settings, float] = field(default_factory=dict)
 
 
+@dataclass
+class _Rows:
+    """KV rows. held: for all that was admitted; read: by the next step."""
+
+    held: int = 0
+    read: float = 0.0
+
+
+@dataclass
+class _Stride:
+    """Steps that are taken at once while nothing happens: ever more, to so many."""
+
+    most: int
+    now: int = 1
+
+
 class Engine:
     """again: returns the next request of a user who was just answered, for closed loads. coarse: 1 is exact."""
 
@@ -103,8 +121,8 @@ class Engine:
         self.counts, self.answers = Counts(), list[Answer]()
         self.waiting, self.inbox = deque[Active](), deque[Arrival]()
         self._prompts, self._lanes = list[Active](), dict[str, Lane]()
-        self._costs, self._dice, self._coarse, self._again = costs(machine.profile), random.Random(seed), coarse, again
-        self._kv, self._context, self._numbers, self._grain = 0, 0.0, 0, 1
+        self._costs, self._dice, self._again = costs(machine.profile), random.Random(seed), again
+        self._rows, self._stride = _Rows(), _Stride(coarse)
 
     @property
     def running(self) -> int:
@@ -112,7 +130,7 @@ class Engine:
 
     @property
     def context_tokens(self) -> int:
-        return int(self._context)
+        return int(self._rows.read)
 
     @property
     def _decoding(self) -> int:
@@ -146,9 +164,9 @@ class Engine:
         most, room = self.machine.max_running_requests, self.machine.kv_tokens
         while self.waiting and self.running < most:
             first = self.waiting[0]
-            if self.running and self._kv + first.size > room:
+            if self.running and self._rows.held + first.size > room:
                 return
-            self._kv += first.size
+            self._rows.held += first.size
             first.admitted_at = self.now
             self._prompts.append(self.waiting.popleft())
 
@@ -161,16 +179,15 @@ class Engine:
             one.unread -= share
             budget -= share
             tokens += share
-        self._context += tokens
+        self._rows.read += tokens
         self._pass(self._costs.step_ms(PLAIN, tokens, self.context_tokens) * self._luck() / 1000)
         for one in [one for one in self._prompts if not one.unread]:
             self._prompts.remove(one)
-            one.first_at, self.counts.tokens, self._context = self.now, self.counts.tokens + 1, self._context + 1
+            one.first_at, self.counts.tokens, self._rows.read = self.now, self.counts.tokens + 1, self._rows.read + 1
             kind = one.arrival.kind
             if kind.name not in self._lanes:
-                self._lanes[kind.name], self._grain = Lane(kind.acceptance), 1
-            self._numbers += 1
-            self._lanes[kind.name].add(one, self._numbers)
+                self._lanes[kind.name], self._stride.now = Lane(kind.acceptance), 1
+            self._lanes[kind.name].add(one)
             self._retire(self._lanes[kind.name])
 
     def _decode(self, until: float) -> None:
@@ -193,25 +210,25 @@ class Engine:
             counts.plain_steps += steps * batch
         for lane, tokens in zip(lanes, each, strict=True):
             counts.tokens += steps * tokens * len(lane)
-            self._context += steps * tokens * len(lane)
+            self._rows.read += steps * tokens * len(lane)
             lane.progress += steps * tokens
             self._retire(lane)
         self.chooser.observe(settings, context, accepted, ms, self.machine.host_ms)
 
     def _alike(self, settings: Settings, first_end: float, step: float, until: float) -> int:
         """Returns how many steps from here on are alike. first_end: steps until a request ends."""
-        if self._coarse == 1 or self._prompts:
+        if self._stride.most == 1 or self._prompts:
             return 1
-        self._grain = min(self._coarse, self._grain * 2) if settings in self.counts.seconds else 1
+        self._stride.now = min(self._stride.most, self._stride.now * 2) if settings in self.counts.seconds else 1
         event = min(until, self.inbox[0].at) if self.inbox else until
-        return max(1, min(self._grain, math.ceil(first_end), math.ceil((event - self.now) / step)))
+        return max(1, min(self._stride.now, math.ceil(first_end), math.ceil((event - self.now) / step)))
 
     def _retire(self, lane: Lane) -> None:
         for one in lane.ended():
             over = lane.progress - one.ends_at
             self.counts.tokens -= over
-            self._context -= one.size + over
-            self._kv -= one.size
+            self._rows.read -= one.size + over
+            self._rows.held -= one.size
             self.answers.append(Answer(one.arrival, one.admitted_at, one.first_at, self.now))
             if self._again and (follows := self._again(self.now)) is not None:
                 self.inbox.append(follows)

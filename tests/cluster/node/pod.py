@@ -13,6 +13,7 @@ import logging
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -54,6 +55,18 @@ class Node(NamedTuple):
     event: Callable[[Object, str, str, str], None]
 
 
+@dataclass
+class Life:
+    """over: it had ended before we saw it, and never runs again. gone: from the API server. dirty: its status is to be
+    told anew."""
+
+    over: bool
+    gone: bool = False
+    deadline: float = float("inf")
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    dirty: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 class Pod:
     def __init__(self, pod: Object, node: Node, address: str) -> None:
         self.object, self.address, self._node = pod, address, node
@@ -62,10 +75,7 @@ class Pod:
         self.folder = node.state / "pods" / meta["uid"]
         self.logs = logs_folder(node.state, meta)
         self._started = self._claim_folder()
-        self._deadline = float("inf")
-        self._stopping, self._dirty = asyncio.Event(), asyncio.Event()
-        self._gone = False  # from the API server
-        self._over = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")  # before we saw it: never run again
+        self._life = Life(over=pod.get("status", {}).get("phase") in ("Succeeded", "Failed"))
         self._reported: Object = {}
         self._data: dict[tuple[str, str], Mapping[str, bytes] | None] = {}
         sources = Sources(self._fetch_data, self._fetch_token, self._field, self._quantity_for({}))
@@ -82,14 +92,14 @@ class Pod:
     def update(self, pod: Object) -> None:
         """A newer version of the same pod."""
         self.object = pod
-        self._dirty.set()  # readiness gates are others' to open
+        self._life.dirty.set()  # readiness gates are others' to open
         if "deletionTimestamp" in pod["metadata"]:
             grace = pod["metadata"].get("deletionGracePeriodSeconds", 30)
             self._stop(time.monotonic() + grace)
 
     def vanish(self) -> None:
         """The API server no longer has it: it was deleted without waiting for us."""
-        self._gone = True
+        self._life.gone = True
         self._stop(time.monotonic() + 1)
 
     async def live(self) -> None:
@@ -97,8 +107,8 @@ class Pod:
         beside = [asyncio.ensure_future(self._report()), asyncio.ensure_future(self._refresh())]
         running = asyncio.ensure_future(self._run())
         try:
-            self._dirty.set()
-            await self._stopping.wait()
+            self._life.dirty.set()
+            await self._life.stopping.wait()
             everyone = [*self._init, *self._containers]
             await asyncio.gather(running, *(self._end(container, running) for container in everyone))
         finally:
@@ -123,21 +133,21 @@ class Pod:
         return started
 
     async def _run(self) -> None:
-        if self._over or not await self._mount():
+        if self._life.over or not await self._mount():
             return
         for container in self._init:
             await container.live()
             if container.view.exit_code != 0:
                 for waiting in self._containers:
                     waiting.view.over = True
-                self._dirty.set()
+                self._life.dirty.set()
                 return
         await asyncio.gather(*(container.live() for container in self._containers))
 
     async def _mount(self) -> bool:
         """Writes the volumes; False when the pod was deleted before all that they need was there."""
         told = ""
-        while not self._stopping.is_set():
+        while not self._life.stopping.is_set():
             try:
                 await self._volumes.write()
                 for container in self._containers if self._init else []:
@@ -149,7 +159,7 @@ class Pod:
                     self._event("Warning", "FailedMount", f"MountVolume.SetUp failed: {error}")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RETRY):
-                    await self._stopping.wait()
+                    await self._life.stopping.wait()
         return False
 
     async def _refresh(self) -> None:
@@ -159,13 +169,13 @@ class Pod:
                 await self._volumes.write()
 
     def _stop(self, deadline: float) -> None:
-        self._deadline = min(self._deadline, deadline)
-        self._stopping.set()
+        self._life.deadline = min(self._life.deadline, deadline)
+        self._life.stopping.set()
 
     async def _end(self, container: Container, running: asyncio.Future[None]) -> None:
         while not running.done():
             if container.run:
-                await container.stop(lambda: self._deadline - time.monotonic())
+                await container.stop(lambda: self._life.deadline - time.monotonic())
             await asyncio.wait([running], timeout=0.05)
 
     def _event(self, kind: str, reason: str, message: str) -> None:
@@ -185,9 +195,9 @@ class Pod:
             grace=float(self.object["spec"].get("terminationGracePeriodSeconds", 30)),
             backoff_base=self._node.backoff_base,
             prepare=self._launch,
-            changed=self._dirty.set,
+            changed=self._life.dirty.set,
             event=self._event,
-            stopping=self._stopping,
+            stopping=self._life.stopping,
             describe=f"{meta['name']}_{meta['namespace']}({meta['uid']})",
         )
         return Container(spec, around, before)
@@ -300,9 +310,9 @@ class Pod:
 
     async def _report(self) -> None:
         while True:
-            await self._dirty.wait()
+            await self._life.dirty.wait()
             await asyncio.sleep(0.02)  # what happens together is told together
-            self._dirty.clear()
+            self._life.dirty.clear()
             while not await self._push():
                 await asyncio.sleep(0.5)
 
@@ -312,7 +322,7 @@ class Pod:
             self.object, [c.view for c in self._init], [c.view for c in self._containers],
             address=self.address, host=self._node.address, started=self._started, now=time.time(),
         )  # fmt: skip
-        if status == self._reported or self._gone or self._over:
+        if status == self._reported or self._life.gone or self._life.over:
             return True
         body = {"metadata": {"uid": self.object["metadata"]["uid"]}, "status": status}
         try:
@@ -330,7 +340,7 @@ class Pod:
     async def _delete(self) -> None:
         """Tells the API server that it may forget the pod."""
         body = {"gracePeriodSeconds": 0, "preconditions": {"uid": self.object["metadata"]["uid"]}}
-        while not self._gone:
+        while not self._life.gone:
             try:
                 await self._node.client.call("DELETE", self._path, body)
                 return

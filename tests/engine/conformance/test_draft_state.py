@@ -18,9 +18,9 @@ HISTORIES = ["accepts", "plain then accepts", "long plain", "prefix hit", "retra
 
 def drafted(harness, num_steps, topk):
     """Tokens and scores of what the only running request would draft now."""
-    parts, (request,) = harness.parts, harness.scheduler._running
+    parts, (request,) = harness.parts, harness.scheduler.running
     settings = fixed(num_steps, topk).applied_to(parts.worker.speculation_report().envelope)
-    rows = parts.step.state.rows([request.row])
+    rows = parts.step.state.rows([request.seat.row])
     with torch.inference_mode():
         parts.step.catch_up(rows, settings)
         found = parts.step.proposer.propose(rows, settings)
@@ -63,7 +63,7 @@ def test_what_would_be_drafted_is_what_a_fresh_prefill_would_draft(
     engine, greedy, method, draft, num_steps, topk, history
 ):
     harness = lived(engine, method, draft, num_steps, topk, history)
-    (request,) = harness.scheduler._running
+    (request,) = harness.scheduler.running
     known = list(request.token_ids)
     token_ids, scores = drafted(harness, num_steps, topk)
     harness.scheduler.abort(request.request_id)
@@ -73,9 +73,9 @@ def test_what_would_be_drafted_is_what_a_fresh_prefill_would_draft(
     fresh.scheduler._admit()
     fresh.scheduler._extend()
     fresh.scheduler._collect()
-    (again,) = fresh.scheduler._running
+    (again,) = fresh.scheduler.running
     assert again.token_ids == known, "greedy: the prefill draws the token that the other engine knows"
-    assert again.cached_tokens == 0
+    assert again.counts.cached_tokens == 0
     expected_ids, expected_scores = drafted(fresh, num_steps, topk)
     assert token_ids.tolist() == expected_ids.tolist()
     torch.testing.assert_close(scores, expected_scores, rtol=1e-3, atol=1e-3)

@@ -26,7 +26,7 @@ def test_in_every_iteration(victim, overlap):
         prompts = {name: submit(scheduler, name, length, max_tokens=20) for name, length in LENGTHS.items()}
         outputs: dict[str, list[Output]] = {name: [] for name in prompts}
         for iteration in range(moment):
-            if iteration in (3, 8) and scheduler._running:
+            if iteration in (3, 8) and scheduler.running:
                 scheduler.retract_latest()
             for output in scheduler.step():
                 outputs[output.request_id].append(output)

@@ -50,7 +50,7 @@ def test_who_was_sent_back_comes_before_those_who_came_later(overlap):
     while scheduler.has_work:
         for output in scheduler.step():
             outputs.setdefault(output.request_id, []).append(output)
-        admitted += [r.request_id for r in scheduler._running if r.request_id not in admitted]
+        admitted += [r.request_id for r in scheduler.running if r.request_id not in admitted]
         scheduler.check()
     assert admitted == ["a", "urgent", "b", "c", "d", "e", "f"]
     assert all(tokens(outputs[name]) == answer(prompt, 9) for name, prompt in prompts.items())
@@ -66,7 +66,7 @@ def test_the_last_in_order_is_sent_back_whenever_it_came_in():
         scheduler.step()
     for left in (["first", "second"], ["first"]):
         scheduler.retract_latest()
-        assert [request.request_id for request in scheduler._running] == left
+        assert [request.request_id for request in scheduler.running] == left
 
 
 def test_a_grammar_that_is_compiled_late_costs_no_place():

@@ -47,8 +47,8 @@ def prompts(count: int, seed: int, longest: int = 20) -> list[list[int]]:
 def judge_drafts(harness: Harness, reference: Reference, num_steps: int) -> int:
     """Compares what the running rows would draft now; returns how many they are."""
     step = harness.parts.step
-    running = [request for request in harness.scheduler._running if request.decoding]
-    rows = [request.row for request in running]
+    running = [request for request in harness.scheduler.running if request.seat.decoding]
+    rows = [request.seat.row for request in running]
     if not rows:
         return 0
     settings = Settings(num_steps=num_steps, topk=1, num_draft_tokens=num_steps + 1)
