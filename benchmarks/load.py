@@ -119,7 +119,7 @@ def engine(parts: Parts, tokenizer: Tokenizer, settings: EnvelopeUpdate) -> Sche
 
 
 def by_part(parts: Parts, tokenizer: Tokenizer, settings: EnvelopeUpdate, mixed: bool) -> dict[str, float]:
-    """Milliseconds of a decode step of all requests, by part, of the round that took least."""
+    """Milliseconds of a decode step of all requests by part. They are of the round that took least."""
     encoder = msgspec.msgpack.Encoder()
     best: dict[str, float] = {}
     for _ in range(ROUNDS):

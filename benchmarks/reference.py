@@ -12,7 +12,8 @@ from pilotfish_engine.source import resolve
 
 
 def smollm2(dtype: torch.dtype) -> LlamaForCausalLM:
-    """Its GGUF loader asks for accelerate, which it would use only to spread a model over devices."""
+    """Reads the reference model. Its GGUF loader asks for accelerate, which it would use only to spread a model over
+    devices."""
     path = resolve(SOURCE)
     with patch("transformers.modeling_utils.is_accelerate_available", lambda: True):
         model = AutoModelForCausalLM.from_pretrained(

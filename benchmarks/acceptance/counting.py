@@ -1,4 +1,4 @@
-"""Prompts go through an engine with fixed settings, and what each step drafted and the verdict accepted comes out.
+"""Runs prompts with fixed settings, and tells what each step drafted and accepted.
 
 The engine's own scheduler and step run; only the proposer stands behind one that listens. Takes no times.
 """

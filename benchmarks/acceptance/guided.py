@@ -1,5 +1,5 @@
-"""Decode tokens/s of one request at a time whose answer follows a JSON schema, beside free answers, without drafts and
-with.
+"""Measures decode tokens/s of answers that follow a JSON schema, beside free ones. One request runs at a time, without
+drafts and with.
 
 A grammar's masks are made on the host, for every node of a tree, while the device waits. What they cost is the
 difference in milliseconds a step; in tokens/s the answers differ too.

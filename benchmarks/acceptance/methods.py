@@ -1,4 +1,4 @@
-"""Acceptance length and rate by depth of every method, by kind of prompt, temperature and settings.
+"""Measures acceptance of every method, by kind of prompt, temperature and settings.
 
 Each request has its own tree, as if it ran alone, so that the figures hold for any batch.
 """

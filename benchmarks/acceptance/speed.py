@@ -82,7 +82,8 @@ class Timed:
         return Alone(emitted, steps, seconds)
 
     def together(self, update: EnvelopeUpdate, prompts: Sequence[Prompt]) -> float:
-        """Tokens a second of a batch in which all have their first, until each has `tokens` more on average."""
+        """Tokens a second of a batch in which all have their first token. It runs until each has `tokens` more on
+        average."""
         self.scheduler.set_envelope(update)
         answered, emitted = self._begun(prompts, self.room), 0
         begun = time.perf_counter()

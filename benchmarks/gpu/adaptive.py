@@ -1,4 +1,4 @@
-"""Adaptive beside plain and every chain, by tokens in the batch and share of drafts accepted, at equal contexts.
+"""Holds adaptive beside plain and every chain, by batch and share of drafts accepted. Contexts are equal.
 
 Of each run only what lies between FROM and TO tokens of its answers counts, so that contexts are the same for all
 settings. A chain's step takes as long whatever is accepted, so each is timed once at a load; its rate is what its steps

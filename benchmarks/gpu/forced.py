@@ -1,4 +1,4 @@
-"""Chains whose drafts are accepted with a probability that is set, by a draw on the device, so that graphs hold it."""
+"""Has chains accepted with a probability that is set. A draw on the device decides, so that graphs hold it."""
 
 from __future__ import annotations
 

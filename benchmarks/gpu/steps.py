@@ -69,8 +69,8 @@ def run(parts: Parts, envelope: EnvelopeUpdate, batch: int, overlap: bool, seed:
 
 
 def arrivals(parts: Parts, batch: int, overlap: bool, prompt: int, every: int, steps: int = 400) -> tuple[float, ...]:
-    """Milliseconds between the tokens of `batch` requests while a prompt of so many tokens comes every so many steps:
-    p50, p90, p99. The newcomers say one token."""
+    """Milliseconds between the tokens of `batch` requests while prompts come. Each has so many tokens, and one comes
+    every so many steps: p50, p90, p99. The newcomers say one token."""
     scheduler = Scheduler(parts.worker, parts.chunk_size, parts.stop_text, overlap)
     scheduler.set_envelope(EnvelopeUpdate(num_steps=0, tuning="Fixed"))
     drawn = random.Random(every)
@@ -105,7 +105,7 @@ def arrivals(parts: Parts, batch: int, overlap: bool, prompt: int, every: int, s
 
 
 def kernels(parts: Parts) -> list[tuple[str, float, int]]:
-    """Name, microseconds and number of the kernels of the graph that was used last, in one replay."""
+    """Name, microseconds and number of the kernels of the last used graph, in one replay."""
     again = _last_graph(parts)
     assert again is not None, "a step has been recorded"
     again()

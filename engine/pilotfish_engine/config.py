@@ -272,7 +272,7 @@ def _check(config: EngineConfig) -> None:
 
 
 def share_cores(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Threads that wait for the next parallel region sleep after some 60 µs instead of spinning for milliseconds.
+    """Has threads that wait for the next parallel region sleep after some 60 µs. Else they spin for milliseconds.
 
     A spinning thread takes the core from the one that it waits for as soon as anything else runs on the machine. Two
     engines with two threads each on two cores then hardly move; so they give 50 tokens/s together, and one alone gives
@@ -284,7 +284,7 @@ def share_cores(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def stay_on_this_machine(environment: MutableMapping[str, str] = os.environ) -> None:
-    """The ranks of a tensor-parallel group, who ask nobody for a password, listen on the loopback interface only.
+    """Has the ranks of a tensor-parallel group listen on the loopback interface only. They ask nobody for a password.
 
     Read when the group is made; a value from outside does not count.
     """

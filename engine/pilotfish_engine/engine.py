@@ -196,7 +196,7 @@ def _max_model_len(config: EngineConfig, shape: ModelShape) -> int:
 
 
 def check_vocabulary(target: Path, shape: ModelShape, draft: Path, found: int) -> None:
-    """Raises MethodError unless both checkpoints have the same tokens under the same numbers, `found` being the rows
+    """Raises MethodError unless both checkpoints have the same tokens under the same numbers. `found` are the rows
     of the draft's vocabulary. Rows that pad it, and tokens at the end that only one of both has, count for nothing.
     Of a draft without a tokenizer the size must be that of the target's rows, of its tokens, or between them."""
     own, other = _tokenizer(target), _tokenizer(draft)

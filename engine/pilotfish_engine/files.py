@@ -41,7 +41,7 @@ def find(folder: Path, name: str) -> Path | None:
 
 
 def check_regular(file: Path) -> None:
-    """Raises CheckpointError on a directory, a pipe, a socket or a device, none of which is opened."""
+    """Raises CheckpointError on a directory, a pipe, a socket or a device. None of these is opened."""
     try:
         mode = file.stat().st_mode
     except (OSError, ValueError) as error:
@@ -85,7 +85,7 @@ def read_json(file: Path, most: int = SMALL) -> dict[str, Any]:
 
 @contextmanager
 def as_they_should_be(where: object) -> Iterator[None]:
-    """Makes a CheckpointError of what Python raises on a value of another kind than is read there."""
+    """Makes a CheckpointError of what Python raises on a value of an unexpected kind."""
     try:
         yield
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:

@@ -71,7 +71,7 @@ class GgufHead:
         return np.array(numbers, dtype=np.float32).reshape(tensor.shape)
 
     def stored(self, tensor: GgufTensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """The bytes of each row, in the shape of the tensor but for its last axis."""
+        """The bytes of each row. They have the shape of the tensor but for its last axis."""
         return self._bytes[tensor.start : tensor.start + tensor.num_bytes].reshape(*tensor.shape[:-1], -1)
 
 

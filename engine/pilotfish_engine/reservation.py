@@ -1,4 +1,4 @@
-"""Sizes the KV cache by what is left when all else is there, and refuses what cannot fit before any weight is read."""
+"""Sizes the KV cache by what is left. Refuses what cannot fit before any weight is read."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class Reservation:
     def check_before_weights(
         self, path: Path, shape: ModelShape, draft: Path | None, dtype: torch.dtype, max_model_len: int
     ) -> None:
-        """Raises UsageError where weights, state and the KV of one request do not go together, by metadata alone."""
+        """Raises UsageError where weights, state and the KV of one request do not go together. It reads metadata
+        alone."""
         width = dtype.itemsize
         own = shape if self._ranks == 1 else divide(shape, self._ranks, path)
         found = self._sum(

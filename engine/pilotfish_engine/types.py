@@ -1,4 +1,4 @@
-"""The frozen types that pass between scheduler, worker and speculation, one per phase, and the protocols between them.
+"""Defines the frozen types between scheduler, worker and speculation, one per phase, and their protocols.
 
 Torch-free, so that the scheduler can be read and tested without a model.
 A *row* is a place in the worker's fixed-shape state; a running request owns one from admission to release.
@@ -40,7 +40,7 @@ class GrammarMatcher(Protocol):
         ...
 
     def masks(self, token_ids: Sequence[int], parents: Sequence[int]) -> list[bytes | None]:
-        """For each node of a tree under the last committed token the tokens that may follow it, None: any."""
+        """Returns what may follow each node of a tree under the last token. None: None: any."""
         ...
 
 
@@ -165,7 +165,8 @@ class Worker(Protocol):
 
     @property
     def reserve_tokens(self) -> int:
-        """Slots that a DECODE step may write past a row's known tokens, for every setting within the envelope."""
+        """Slots that a DECODE step may write past a row's known tokens. They are enough for every setting within the
+        envelope."""
         ...
 
     def admit(self, admission: Admission) -> None:
@@ -179,13 +180,13 @@ class Worker(Protocol):
         ...
 
     def reusable_len(self, row: int, seq_len: int) -> int:
-        """How many of the row's first `seq_len` KV rows are right in every pool and may enter the prefix cache."""
+        """How many of the row's first `seq_len` KV rows are right in every pool. They may enter the prefix cache."""
         ...
 
     def release(self, row: int) -> None: ...
 
     def write_out(self, row: int) -> bytes:
-        """All that is kept of a row that decodes and is in no batch under way. Raises HandoverError."""
+        """All that is kept of a row that decodes. It is in no batch under way. Raises HandoverError."""
         ...
 
     def read_in(self, row: int, written: bytes) -> None:

@@ -47,7 +47,7 @@ class Record:
 
     @property
     def retuned(self) -> bool:
-        """The operator set other settings than before the load, or the engines moved within those that they had."""
+        """Whether the operator set other settings, or engines moved within theirs, since the load began."""
         return len(self.desired) > 1 or len(self.effective) > 1 or bool(self.events)
 
     @property

@@ -1,4 +1,4 @@
-"""Kubernetes events on a SpeculativeModel, one for each change and none for a state that goes on.
+"""Records Kubernetes events on a SpeculativeModel, one for each change.
 
 A failed event is logged and forgotten: it never fails what it tells of.
 """

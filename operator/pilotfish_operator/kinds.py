@@ -1,4 +1,4 @@
-"""The API kinds that the operator touches, where they live, and what it must be allowed to do with them.
+"""Lists the API kinds that the operator touches, where they live, and its rights.
 
 Pure data: knows nothing about clients. The chart's roles are checked against `permissions()`.
 """

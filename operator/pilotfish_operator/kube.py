@@ -177,7 +177,7 @@ class Kube:
         return await self._call("GET", kind.path(namespace, name))
 
     async def list(self, kind: Kind, namespace: str | None, selector: str = "") -> tuple[list[Object], str]:
-        """Every object of the kind and the version of the list, from the API server's watch cache."""
+        """Returns every object of the kind and the version of the list. They come from the API server's watch cache."""
         query = [("resourceVersion", "0"), *([("labelSelector", selector)] if selector else [])]
         answer = await self._call("GET", kind.path(namespace), query=query, timeout=LIST_TIMEOUT)
         items = [{"apiVersion": kind.api_version, "kind": kind.name} | item for item in answer["items"]]

@@ -36,7 +36,7 @@ class Sighting:
 def next_move(
     lease: Object | None, seen: Sighting | None, identity: str, now: float
 ) -> tuple[Literal["create", "renew", "take", "wait"], Sighting | None]:
-    """What to do about the Lease as just read, and the sighting to bring next time."""
+    """What to do about the Lease as just read. With it, the sighting to bring next time."""
     if lease is None:
         return "create", None
     spec, version = lease.get("spec") or {}, lease["metadata"]["resourceVersion"]

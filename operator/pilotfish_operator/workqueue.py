@@ -58,7 +58,7 @@ class WorkQueue(Generic[Key]):
         return delay * (0.5 + self._jitter() / 2)
 
     def stuck(self) -> float:
-        """Seconds that the longest turn has been running, or the longest due key has been waiting."""
+        """Seconds of the longest turn, or of the longest wait of a due key."""
         now = self._clock()
         waiting = [due for key, due in self._due.items() if key not in self._running]
         return max((now - since for since in [*self._running.values(), *waiting]), default=0.0)

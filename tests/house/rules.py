@@ -17,6 +17,7 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 7
 MAX_ATTRIBUTES = 14
+MAX_WORDS = 15  # of a docstring's first sentence
 
 # A module is named after what it holds. These words say nothing, and a version in a name keeps two generations alive.
 BANNED_NAME = re.compile(r"(^|_)(utils?|common|helpers?|managers?|v\d+)($|_)", re.IGNORECASE)
@@ -126,6 +127,28 @@ def docstring(path: str, tree: ast.Module) -> Iterator[str]:
         yield f"{path}: no module docstring; it is the module's contract"
 
 
+def first_sentences(path: str, tree: ast.Module) -> Iterator[str]:
+    """Of modules and of what is public in them. A sentence ends at a full stop, a colon or a semicolon; shapes and what
+    stands in brackets are no words."""
+    if path.startswith("tests/"):
+        return
+    for name, node in [("the module", tree), *_public(tree)]:
+        paragraph = " ".join((ast.get_docstring(node) or "").partition("\n\n")[0].split())
+        sentence = re.split(r"(?<=[.!?;:])\s", paragraph, maxsplit=1)[0]
+        count = sum(bool(re.search("[A-Za-z]", word)) for word in re.sub(r"\[[^]]*\]|\([^)]*\)", "", sentence).split())
+        if count > MAX_WORDS:
+            line = getattr(node, "lineno", 1)
+            yield f"{path}:{line}: {name} is described in a first sentence of {count} words; at most {MAX_WORDS}"
+
+
+def _public(tree: ast.Module | ast.ClassDef) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
+            yield node.name, node
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield from _public(node)
+
+
 def purity(path: str, tree: ast.Module) -> Iterator[str]:
     if not within(path, CORE):
         return
@@ -176,7 +199,9 @@ def breaches(root: Path) -> list[str]:
         tree = ast.parse(text, filename=path)
         for rule in (sizes(path, text, tree), parameters(path, tree), attributes(path, tree)):
             found += rule
-        for rule in (names(path), docstring(path, tree), purity(path, tree), method_names(path, tree)):
+        for rule in (names(path), docstring(path, tree), first_sentences(path, tree)):
+            found += rule
+        for rule in (purity(path, tree), method_names(path, tree)):
             found += rule
     return found
 

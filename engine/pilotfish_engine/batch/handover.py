@@ -1,4 +1,4 @@
-"""Writes a row out whole and reads it back, here or in another engine of the same models and method.
+"""Writes a row out whole and reads it back. That may be here or in another engine of the same models and method.
 
 Beside what an admission says again (tokens, parameters, seed and grammar; draws are keyed by seed and position) that is
 the KV of target and draft, and what the draft keeps of a request. Format: safetensors, as bytes.

@@ -168,7 +168,7 @@ class RequestState:
         )
 
     def scored_prompt_rows(self, row: int, start: int, end: int) -> int:
-        """How many of KV rows start … end − 1 are followed by a prompt token that is to be scored: the first ones."""
+        """Counts the KV rows start … end − 1 that a prompt token to be scored follows: the first ones."""
         return max(0, min(end, self._scored_prompt[row] - 1) - start)
 
     def count(self, rows: Rows, next_token_ids: Tensor, accept_lens: Tensor) -> None:

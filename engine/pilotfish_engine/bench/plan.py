@@ -36,7 +36,7 @@ class Level:
 
     @property
     def usual_requests(self) -> int:
-        """Enough that the last ones, which run with ever fewer beside them, do not decide the figures."""
+        """Enough requests that the last ones do not decide the figures. They run with ever fewer beside them."""
         factor = REQUESTS_A_SLOT if self.kind == "concurrency" else SECONDS_OF_A_RATE
         return max(LEAST_REQUESTS, math.ceil(factor * self.value))
 

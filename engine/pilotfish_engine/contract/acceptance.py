@@ -66,7 +66,7 @@ class AcceptanceEstimate:
 
     @property
     def hope(self) -> Acceptance:
-        """The best that the drafts may be by what was seen lately, far above the estimate where little was."""
+        """The best that the drafts may be by what was seen lately. Where little was, that is far above the estimate."""
         accept, product = [], 1.0
         for successes, trials, fresh in zip(self._successes, self._trials, self._fresh, strict=True):
             chance = successes / trials

@@ -1,4 +1,4 @@
-"""Says which settings are best at a load, from what the steps that ran tell of drafts and of time.
+"""Says which settings are best at a load, from measured steps.
 
 Has no clock (a step's time is passed in). When to try something else is `probes`' matter, when to wait for what has to
 be prepared `preparation`'s, and when to ask at all the controller's.
@@ -89,7 +89,8 @@ class Best:
             self._costs.observe_host(batch, min(host_ms, self._costs.step_ms(settings, batch, context_tokens)))
 
     def choice(self, batch: int, context_tokens: int, envelope: Envelope) -> Choice:
-        """Returns the best settings of `batch` requests that read `context_tokens` KV rows, with what they promise."""
+        """Returns the best settings for `batch` requests, with what they promise. Together these read
+        `context_tokens` KV rows."""
         return best(self._costs, self._estimate.acceptance, batch, context_tokens, envelope)
 
     def step_ms(self, settings: Settings, batch: int, context_tokens: int) -> float:

@@ -1,4 +1,4 @@
-"""Chooses before every decode step what it runs with, within the envelope, from measured costs and measured acceptance.
+"""Chooses what each decode step runs with, within the envelope, from measured costs and acceptance.
 
 Three objects answer three questions: `best`, what is best at a load; `probes`, when to try something else;
 `preparation`, when to wait with what has to be recorded first. Here they are asked, each at its time. Has no tensors

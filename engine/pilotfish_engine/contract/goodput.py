@@ -83,7 +83,7 @@ class Costs(Protocol):
     """What steps take: a profile's formulas, or those corrected by what was measured since."""
 
     def step_ms(self, settings: Settings, batch: int, context_tokens: int) -> float:
-        """Returns the milliseconds of one step of `settings`, a plain one where it has no steps."""
+        """Returns the milliseconds of one step of `settings`. It is a plain one where they have no steps."""
         ...
 
 
@@ -222,8 +222,9 @@ def disable_threshold(
     max_batch: int,
     margin: float = MARGIN,
 ) -> int | None:
-    """The smallest b ≥ 1 such that at no batch from b to max_batch a candidate of the envelope beats plain by more than
-    `margin`; None when one still does at max_batch. The envelope's own disable_threshold is not looked at.
+    """Returns the fewest requests from which drafts no longer pay. That is the smallest b ≥ 1 such that at no batch
+    from b to max_batch a candidate of the envelope beats plain by more than `margin`; None when one still does at
+    max_batch. The envelope's own disable_threshold is not looked at.
     """
     priced, by_size = costs(profile), candidates(envelope)
     committed = {settings: 1 + expected_yield(acceptance, settings) for settings in by_size}
@@ -243,8 +244,9 @@ def capacity(
     slo_tokens_per_second_per_user: float | None,
     max_batch: int,
 ) -> int:
-    """The largest b ≤ max_batch at which each of b users gets the SLO's tokens/s under the settings that `best` runs
-    at that b; max_batch without an SLO, 0 when one user alone would get less.
+    """Returns the most requests at which each gets what was promised. That is the largest b ≤ max_batch at which each
+    of b users gets the SLO's tokens/s under the settings that `best` runs at that b; max_batch without an SLO, 0 when
+    one user alone would get less.
     """
     if slo_tokens_per_second_per_user is None:
         return max_batch

@@ -1,4 +1,4 @@
-"""The table of speculative methods, and what the drafts of a checkpoint can do of what is asked.
+"""Lists the speculative methods, and what a checkpoint's drafts can do of what is asked.
 
 One row a method: the engine's registry, its command line, and the operator's API read it. How a method drafts stands
 in `speculation/<name in lower case>.py`.

@@ -1,4 +1,4 @@
-"""Decides when settings are run whose steps have to be prepared first, such as recorded as a graph.
+"""Decides when to run settings whose steps must be prepared, such as recorded as graphs.
 
 Pure counting, without tensors or clock. They wait until running the best of those that are ready has cost as much as
 preparing them will. Where none is ready the best is prepared at once.

@@ -1,4 +1,4 @@
-"""Decides when an engine tries settings that are not the best known, and pays for it from a small share of its time.
+"""Decides when an engine tries settings that are not the best known. It pays from a small share of its time.
 
 Pure: without tensors or clock. What is not run is not measured, so what runs earns credit, and a probe spends it as it
 loses against what it interrupts; while a probe wins, it goes on. Only settings that could be better than what runs, if

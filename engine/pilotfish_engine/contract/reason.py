@@ -45,7 +45,7 @@ def disabled(plain: float, running: int, envelope: Envelope) -> str:
 
 
 def kept(runs: Rated, running: int, plain: float, best: Rated, envelope: Envelope) -> str:
-    """The form of settings that go on although others are a little better, or would have to be prepared first."""
+    """The form of settings that go on. Others are a little better, or would have to be prepared first."""
     return _told("Keeps", runs, running, plain, best, envelope)
 
 
@@ -61,7 +61,7 @@ def bounds_changed(before: Envelope, after: Envelope, running: int, was: float, 
 
 
 def threshold_changed(before: Envelope, after: Envelope, running: int) -> str:
-    """The form of a change of bounds because the old threshold is far from where speculation stops paying."""
+    """The form of a change of bounds. The old threshold is far from where speculation stops paying."""
     return (
         f"Bounds {bounds_text(before)} → {bounds_text(after)}: beyond the new one drafts do not pay, as "
         f"measured at {running} running."
@@ -69,7 +69,7 @@ def threshold_changed(before: Envelope, after: Envelope, running: int) -> str:
 
 
 def overtaken(verdict: str, others: int, engines: int, plain: bool) -> str:
-    """The form of a verdict on the load of a while where engines, who judge each step, do otherwise now.
+    """The form of a verdict on the load of a while. Engines, who judge each step, do otherwise now.
 
     others: of so many engines, those that do. plain: what they do is plain decoding. The bounds stand in the fields.
     """

@@ -49,7 +49,8 @@ class MeasuredCosts(Costs):
         return expected if place is None else expected * place.factor(settings, expected) + place.host_ms
 
     def least_ms(self, settings: Settings, batch: int, context_tokens: int) -> float:
-        """Returns the least that `step_ms` may turn out to be, by how often the settings ran lately at this batch.
+        """Returns the least that `step_ms` may turn out to be. That depends on how often the settings ran lately at
+        this batch.
 
         Of what never ran here even the profile's own time may be true.
         """

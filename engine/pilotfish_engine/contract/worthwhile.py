@@ -1,4 +1,4 @@
-"""Which steps a server will run, as far as its cost profile and its envelope say: what is recorded before it serves."""
+"""Foresees which steps a server will run, by its cost profile and its envelope: what is recorded before it serves."""
 
 from __future__ import annotations
 

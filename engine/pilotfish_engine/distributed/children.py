@@ -1,4 +1,4 @@
-"""Ends a child process with its parent, spares it pauses, and frames the messages between them. Imports no torch."""
+"""Ends a child process with its parent, spares it pauses, and frames messages between them. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _Told = TypeVar("_Told")
 
 
 def die_with(parent: int) -> None:
-    """The kernel kills this process when the thread that started it ends, even in the middle of a kernel call."""
+    """Has the kernel kill this process when the thread that started it ends. That holds even in the middle of a
+    kernel call."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the call above

@@ -73,7 +73,7 @@ class Followers:
             _write(self._processes[rank - 1], framed(message))
 
     def await_cause(self) -> None:
-        """Wait after a failure here until it is known whether a rank's death has caused it; of that `end` tells first.
+        """Waits after a failure here until a rank's death, its possible cause, is known; of that `end` tells first.
 
         Returns at once when one has been told of, and in CAUSE_SECONDS when none has died.
         """

@@ -1,4 +1,4 @@
-"""Says what kernels a device has, by operation, and which of them a call goes to.
+"""Says which kernels a device has by operation, and where a call goes.
 
 An operation may have several implementations beside each other. The first one that takes the call's shapes and phase
 (decode, extend, a tree: an attention's inputs tell) does it; what none takes is the twin's, plain torch in `reference`.

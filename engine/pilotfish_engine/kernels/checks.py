@@ -9,7 +9,7 @@ from pilotfish_engine.kernels.inputs import AttentionInputs
 
 
 def dense(dtype: torch.dtype, *tensors: Tensor) -> None:
-    """TypeError where one is of another type, on another device than the first, or has gaps."""
+    """Raises TypeError where one is of another type, on another device, or has gaps."""
     on_cpu = tensors[0].is_cpu
     for tensor in tensors:
         if tensor.dtype is not dtype or tensor.is_cpu is not on_cpu or not tensor.is_contiguous():

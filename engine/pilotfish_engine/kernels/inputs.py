@@ -1,4 +1,4 @@
-"""Holds what attention reads beside queries and caches, and what is made of that once for all layers of a pass."""
+"""Holds what attention reads beside queries and caches. What is made of that once for all layers stands here too."""
 
 from __future__ import annotations
 

@@ -63,7 +63,8 @@ class PrefixCache:
         return max(0, self._num_cached - self._pool.num_shared)
 
     def match(self, token_ids: Sequence[int], most: int | None = None) -> list[int]:
-        """The pages of the longest cached prefix of `token_ids`, in order, each with a reference for the caller.
+        """Returns the pages of the longest cached prefix of `token_ids`. They are in order, each with a reference for
+        the caller.
 
         The prefix has len(result) * page_size tokens, at most `most` (None: all). Who must compute at least one token
         says len(token_ids) − 1.
@@ -109,7 +110,7 @@ class PrefixCache:
         return num_known
 
     def evict(self, n: int) -> int:
-        """Free up to `n` pages that only the cache holds, least recently used first, from the leaves up.
+        """Frees up to `n` pages that only the cache holds. The least recently used go first, from the leaves up.
 
         Returns how many were freed; fewer than n only when no more could be.
         """

@@ -1,4 +1,4 @@
-"""A checkpoint's tensors behind one protocol, whatever the file format, and the check that they are all there.
+"""Reads a checkpoint's tensors behind one protocol, whatever the file format. Checks that they are all there.
 
 Names are Hugging Face's. Nothing is filled in: a missing, extra or misshaped tensor is an error that names it.
 """
@@ -33,7 +33,7 @@ class Checkpoint(Protocol):
 
     @property
     def stored_as(self) -> Mapping[str, int]:
-        """How many numbers all tensors in the files hold of each type, by the format's own name for it (BF16, Q4_K)."""
+        """How many numbers the files hold of each type. Types have the format's own names (BF16, Q4_K)."""
         ...
 
     def read(self, name: str) -> Tensor:
@@ -50,7 +50,8 @@ class Checkpoint(Protocol):
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Raises CheckpointError when there is nothing at `path`, or nothing that can be read as a model."""
+    """Opens a model's files by their format. Raises CheckpointError when there is nothing at `path`, or nothing that
+    can be read as a model."""
     if path.is_dir():
         return SafetensorsCheckpoint(path)
     if not path.exists():
@@ -68,7 +69,7 @@ def open_whole(path: Path) -> Checkpoint:
 
 
 def check_tensors(checkpoint: Checkpoint) -> None:
-    """Raises CheckpointError unless the files hold exactly the tensors of the shape that their config claims."""
+    """Raises CheckpointError unless the files hold exactly the tensors that their config claims."""
     shape = checkpoint.shape
     check_tensor_shapes(checkpoint.path, checkpoint.tensor_shapes, shape.tensor_shapes(), shape.architecture)
 
@@ -79,7 +80,7 @@ def check_tensor_shapes(
     expected: Mapping[str, tuple[int, ...]] | Iterable[tuple[str, tuple[int, ...]]],
     architecture: str,
 ) -> None:
-    """Raises CheckpointError unless `found` is `expected`, naming the first tensor that is missing, misshaped or
+    """Raises CheckpointError unless `found` is `expected`. It names the first tensor that is missing, misshaped or
     extra. What a config asks for, however much, is asked for one by one: the first that the files lack ends it."""
     known = set()
     for name, shape in expected.items() if isinstance(expected, Mapping) else expected:

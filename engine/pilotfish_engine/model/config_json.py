@@ -1,5 +1,4 @@
-"""Values of a config.json that is already parsed, each refused by name where it is missing, out of range or cannot
-run.
+"""Reads values of a parsed config.json. Each is refused by name where it is missing, out of range or cannot run.
 
 Knows nothing about families.
 """

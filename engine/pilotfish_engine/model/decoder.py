@@ -48,8 +48,9 @@ class Decoder:
     def forward(
         self, inputs: ForwardInputs, kv: KVCache, aux_layers: Sequence[int] = ()
     ) -> tuple[Tensor, list[Tensor]]:
-        """Hidden states [N, H] after the final norm, and for each of `aux_layers`, in its order, the residual stream
-        [N, H] at that layer's input (num_layers: after the last layer, before the norm)."""
+        """Returns hidden states [N, H] after the final norm, and the residual streams that are asked for. These are,
+        for each of `aux_layers`, in its order, [N, H] at that layer's input (num_layers: after the last layer,
+        before the norm)."""
         residual = self.embed(inputs.token_ids)
         if self._embed_scale != 1:
             residual = residual * self._embed_scale

@@ -99,7 +99,7 @@ class DFlashShape:
 
 
 def is_of_family(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json says that it is a block draft, be it of a kind that can be loaded or not."""
+    """Whether a config.json says that it is a block draft. Its kind need not be one that can be loaded."""
     return (
         "dflash_config" in config
         or config.get("speculators_model_type") in SPECULATORS
@@ -149,8 +149,8 @@ def _read_shape(config: Mapping[str, Any], where: str) -> DFlashShape:
 
 
 def check_files(folder: SafetensorsFolder, shape: DFlashShape) -> None:
-    """Raises CheckpointError unless the files hold exactly the tensors that the config asks for, and map the tokens of
-    a vocabulary of their own to different ones of the target's."""
+    """Raises CheckpointError unless the files hold exactly the tensors that the config asks for. They must map the
+    tokens of a vocabulary of their own to different ones of the target's."""
     found = folder.tensor_shapes
     expected = dict(shape.weight_shapes(found))
     if shape.cuts_vocabulary:

@@ -132,8 +132,9 @@ class Head:
 
     @torch.inference_mode()
     def forward(self, hidden: Tensor, inputs: ForwardInputs, kv: KVCache) -> tuple[Tensor, Tensor]:
-        """hidden [N, H] of position i beside inputs.token_ids of i + 1, at inputs.positions i → ([N, H] for `logits`,
-        [N, H] that the next step reads), of the tokens that inputs.kept says."""
+        """Runs the head over hidden states and the tokens behind them. hidden [N, H] of position i beside
+        inputs.token_ids of i + 1, at inputs.positions i → ([N, H] for `logits`, [N, H] that the next step reads), of
+        the tokens that inputs.kept says."""
         embeds = self.embed(inputs.token_ids)
         through = inputs if not self.layers else replace(inputs, only=None)  # all but the last layer need every token
         x, residual = self.first(embeds, hidden, through, kv)

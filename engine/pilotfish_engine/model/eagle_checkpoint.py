@@ -79,7 +79,7 @@ class HeadCheckpoint:
         return any(name.removeprefix("model.").startswith(FIRST_LAYER) for name in self._names.values())
 
     def check(self) -> HeadShape:
-        """The shape, once the files hold exactly the tensors that it has, and d2t is a map into the vocabulary."""
+        """Returns the shape, once the files hold exactly its tensors. By then d2t is a map into the vocabulary."""
         shape = self.shape
         unused = UNUSED if shape.method == "EAGLE3" else ()
         expected = {self._spelled(name): size for name, size in shape.tensor_shapes()}

@@ -1,4 +1,4 @@
-"""What an EAGLE, EAGLE-2 or EAGLE-3 checkpoint says about its head, and the tensors that such a head has.
+"""Says what an EAGLE, EAGLE-2 or EAGLE-3 head is like, and which tensors it has.
 
 Formats: those of SafeAILab (EAGLE, arXiv 2401.15077; EAGLE-2, 2406.16858: the same head; EAGLE-3, 2503.01840) with the
 names that SpecForge, ModelOpt, SGLang and vLLM write, the norms of EAGLE-3.1 (2605.09992), and vLLM's `speculators`.

@@ -1,4 +1,4 @@
-"""A GGUF file of a family that llama.cpp converts, each tensor dequantised to float32 when it is read.
+"""Reads a GGUF file of a family that llama.cpp converts. Each tensor is dequantised to float32 when it is read.
 
 Metadata is put into the words of a config.json, tensors get Hugging Face's names. Two things are not as there: llama's
 Q and K are permuted for interleaved rotation, which `read` takes back, and Gemma's norms have their 1 added.

@@ -32,7 +32,7 @@ def zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tens
 
 
 def put(values: Sequence[int] | Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A list of the host's on a device, in order with its work, and without waiting for any of it."""
+    """Puts a list of the host's on a device. That is in order with its work, and waits for none of it."""
     tensor = torch.tensor(values, dtype=dtype)
     if device.type == "cpu" or tensor.numel() == 0:
         return tensor.to(device)

@@ -92,7 +92,7 @@ class HeadSet:
         yield from self.shape.layer_tensors(prefix + self.form.block, self.layer_index(head))
 
     def layer_index(self, head: int) -> int:
-        """Of the head's block, as the family counts where it decides between a plain MLP and experts."""
+        """Of the head's block. The family decides by it between a plain MLP and experts."""
         return head if self.form.block else self.shape.num_layers + head
 
     def copies(self) -> dict[str, tuple[int, ...]]:
@@ -141,8 +141,9 @@ class PredictionHead:
 
     @torch.inference_mode()
     def forward(self, hidden: Tensor, inputs: ForwardInputs, kv: KVCache, index: int) -> Tensor:
-        """hidden [N, H] of the head before, at rows inputs.positions, beside inputs.token_ids → [N, H] after the final
-        norm, of the tokens that inputs.kept says. index: of the head's layer in `kv`."""
+        """Runs the head over what the one before it gave. hidden [N, H] of the head before, at rows
+        inputs.positions, beside inputs.token_ids → [N, H] after the final norm, of the tokens that inputs.kept says.
+        index: of the head's layer in `kv`."""
         embedded = self.embed_norm(self.embed(inputs.token_ids))
         normed = self.hidden_norm(hidden.contiguous())
         parts = (normed, embedded) if self.hidden_first else (embedded, normed)

@@ -251,7 +251,7 @@ def mlp_tensors(prefix: str, hidden: int, inner: int) -> Tensors:
 
 
 def check_heads(shape: ModelShape, where: str) -> None:
-    """Raises CheckpointError where query heads do not divide among KV heads, or a head cannot be rotated in pairs."""
+    """Raises CheckpointError where heads do not divide among KV heads, or cannot be rotated."""
     if shape.num_heads % shape.num_kv_heads:
         raise CheckpointError(
             f"{where}: {shape.num_heads} attention heads do not divide among {shape.num_kv_heads} KV heads; "

@@ -21,7 +21,7 @@ class Files(Protocol):
         ...
 
     def stored_type(self, name: str) -> str:
-        """The format's own name of the type in which the files hold it, like BF16, F8_E4M3, Q4_K."""
+        """The type in which the files hold it. It has the format's own name, like BF16, F8_E4M3, Q4_K."""
         ...
 
     def read_stored(self, name: str) -> Mapping[str, Tensor]:
@@ -50,7 +50,7 @@ class Weights:
         return self.place(self.shapes[name], [self.files.read(name)])
 
     def place(self, size: Sequence[int], parts: Iterable[Tensor]) -> Tensor:
-        """Tensors that were read from the files and rearranged, stacked along their first axis into one of `size`."""
+        """Stacks tensors that were read and rearranged along their first axis, into one of `size`."""
         # no room was reserved for what is stored in another form, and is made dense all the same
         stacked = self.arena.take(size) if self.arena.has(size) else zeros(size, self.dtype, self.device)
         end = 0

@@ -81,9 +81,9 @@ class Matcher:
                 self._cursor = following
 
     def masks(self, token_ids: Sequence[int], parents: Sequence[int]) -> list[bytes | None]:
-        """For each node of a tree the tokens that may follow it, a bit each, lowest first; None: any, as the answer has
-        ended there, the grammar has not begun, or the node is none that could be accepted. Node 0 is the last committed
-        token; parents come before their children."""
+        """Returns for each node of a tree the tokens that may follow it. Each is a bit, the lowest first; None: any,
+        as the answer has ended there, the grammar has not begun, or the node is none that could be accepted. Node 0
+        is the last committed token; parents come before their children."""
         found: list[bytes | None] = [None] * len(token_ids)
         if self._ended or self.error is not None:
             return found

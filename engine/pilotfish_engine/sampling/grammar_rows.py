@@ -1,4 +1,4 @@
-"""The rows whose answers follow a grammar, and the masks of their nodes as one tensor.
+"""Knows the rows whose answers follow a grammar. Gives the masks of their nodes as one tensor.
 
 The only part of a step that needs the host between draft and target pass, and it is run only while such a row is in the
 batch.

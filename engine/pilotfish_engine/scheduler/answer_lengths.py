@@ -1,4 +1,4 @@
-"""How long answers have lately been, and so how much of one is still to come. No I/O, no clock."""
+"""Knows how long answers have lately been, and so how much is still to come. No I/O, no clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds what is wrong with one request that no other should learn of, and counts the steps that fail."""
+"""Finds what is wrong with one request that no other should learn of. Counts the steps that fail."""
 
 from __future__ import annotations
 

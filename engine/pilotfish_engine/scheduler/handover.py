@@ -1,4 +1,4 @@
-"""What one engine says of a request, so that another one goes on with its answer as if nothing had happened."""
+"""Says all of a request, so that another engine goes on with its answer."""
 
 from __future__ import annotations
 

@@ -13,8 +13,7 @@ def pages_for(tokens: int, page_size: int) -> int:
 
 
 def missing_pages(known_tokens: int, reserve_tokens: int, page_size: int, held: int) -> int:
-    """Pages to add so that a step may write `reserve_tokens` rows from the last known token's row on, that one
-    included."""
+    """Pages to add so that a step may write `reserve_tokens` rows. They begin with the last known token's row."""
     return max(0, pages_for(known_tokens + reserve_tokens, page_size) - held)
 
 
@@ -35,7 +34,7 @@ class Outlook:
 
 
 def peak_growth(outlooks: Iterable[Outlook]) -> int:
-    """The most pages that requests will need together beyond those they hold now, all growing equally fast.
+    """The most pages that requests will need together beyond those they hold now. All grow equally fast.
 
     The need is largest at one of the ends: until then everyone still there has grown by as much as the one that ends,
     and those that ended before have given their pages back.

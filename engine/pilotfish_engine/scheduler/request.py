@@ -62,7 +62,7 @@ class Request:
 
     @property
     def scores_prompt(self) -> bool:
-        """Tokens of the prompt are still to be scored, whether or not there is KV of them."""
+        """Whether tokens of the prompt are still to be scored. There may be KV of them already."""
         return self.params.prompt_logprobs and len(self.prompt_logprobs) < self.prompt_len - 1
 
     def output(self, token_ids: list[int], logprobs: list[TokenLogprob] | None = None) -> Output:

@@ -35,7 +35,7 @@ class Room:
         return too_large(len(request.token_ids), self.pool.num_pages * self._page_size)
 
     def enter(self, request: Request, running: Sequence[Request]) -> bool:
-        """Gives the request its pages, those of a cached prefix first, and says in computed_len how much they hold
+        """Gives the request its pages, those of a cached prefix first. Says in computed_len how much they hold
         already. False, and nothing has changed: it must wait until others have gone."""
         apart = request.scores_prompt or request.written is not None
         found = [] if apart else self.prefix.match(request.token_ids, len(request.token_ids) - 1)
@@ -63,7 +63,7 @@ class Room:
         return not others or spare >= peak_growth([*others, self._outlook(request, wanted)])
 
     def missing(self, request: Request, reserve: int) -> int:
-        """Pages that a running request lacks for so many rows from its last known token's row on."""
+        """Pages that a running request lacks for so many rows. They begin with its last known token's row."""
         return missing_pages(len(request.token_ids), reserve, self._page_size, len(request.seat.pages))
 
     def take(self, n: int) -> list[int] | None:

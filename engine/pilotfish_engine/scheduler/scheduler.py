@@ -107,8 +107,8 @@ class Scheduler:
             self._preparing.add(request)
 
     def abort(self, request_id: str) -> None:
-        """Frees what the request holds, at once or when the step that is under way ends. Unknown ids are requests that
-        have just ended."""
+        """Frees what the request holds, at once or when the step under way ends. Unknown ids are requests that have
+        just ended."""
         request = self._requests.get(request_id)
         if request is not None:
             request.end = End("abort")
@@ -154,8 +154,8 @@ class Scheduler:
         return [*(request.seat.pages for request in self._running), list(self.room.prefix.pages())]
 
     def retract_latest(self) -> None:
-        """The last in order of those running goes back to its place in the queue, to go through again from its tokens;
-        what the prefix cache keeps of it is a gain."""
+        """Sends the last in order of those running back to its place in the queue. It goes through again from its
+        tokens; what the prefix cache keeps of it is a gain."""
         self._collect()
         for request in sorted(self._running, key=lambda request: request.place)[-1:]:
             self._leave(request)

@@ -49,8 +49,8 @@ class StopChecker:
     min_len: int = 0
 
     def push(self, token_ids: Sequence[int], known_len: int) -> tuple[int, End | None]:
-        """How many of the tokens that follow `known_len` known ones are the answer's, and its end if it is among
-        them."""
+        """Counts how many of the tokens that follow `known_len` known ones are the answer's. With it comes the end,
+        if it is among them."""
         for count, token_id in enumerate(token_ids, 1):
             if token_id in self.stop_token_ids:
                 return count, End("stop")

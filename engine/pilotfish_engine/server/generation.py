@@ -271,7 +271,7 @@ def sampling_params(
 
 
 def check_prompt(prompt: Sequence[int], context: int, answered: bool, vocab_size: int, field: str) -> None:
-    """Raises Invalid when the model cannot take this prompt and, where it is answered, one token more."""
+    """Raises Invalid when the model cannot take this prompt. Where it is answered, one token more must fit."""
     if not prompt:
         raise Invalid(f"{field} is empty; at least one token would work", field)
     if len(prompt) > context - answered:

@@ -208,7 +208,8 @@ UPDATED = {"requestBody": {
 
 
 def describe(app: FastAPI, model: str) -> Json:
-    """FastAPI's document, less the 422 that no route answers, with the name of the one model that is served."""
+    """Returns FastAPI's document with the name of the one model that is served. The 422, which no route answers, is
+    left out."""
     document = FastAPI.openapi(app)
     schemas = document["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):

@@ -39,7 +39,7 @@ Part = Reasoning | Content | CallPart
 class Reader(Protocol):
     @property
     def reasoned(self) -> int:
-        """How many characters of the text so far are reasoning, its tags included, or come before it ends."""
+        """How many characters of the text so far are reasoning, or come before it ends. Its tags are counted."""
         ...
 
     def feed(self, text: str, last: bool) -> Sequence[Part]:

@@ -59,7 +59,7 @@ def detected(template: str, is_token: Callable[[str], bool]) -> Style | None:
 
 
 def thought(style: Style, opened: bool) -> Thought:
-    """Of gpt-oss, whose answers are messages, all before the first one that is for the user."""
+    """Of gpt-oss, whose answers are messages. All before the first one that is for the user."""
     if style is HARMONY:
         return Thought(("<|channel|>",), ("final<|message|>", "commentary<|message|>"))
     return Thought(style.begins, style.ends, opened)

@@ -1,4 +1,4 @@
-"""JSON schemas as clients send them, made into what a grammar can follow exactly, or refused in their own words.
+"""Makes clients' JSON schemas exact for a grammar, or refuses them in their own words.
 
 Keywords that ask for nothing go, some are said in another way, and what no grammar follows is refused by its path. The
 meaning never changes: JSON Schema 2020-12 and its older drafts, and OpenAPI's `nullable`.

@@ -77,7 +77,7 @@ class EventStream(StreamingResponse):
 
 
 def obfuscated(message: dict[str, Any]) -> bytes:
-    """A message's JSON, with as many characters more that messages with a few tokens are all as long."""
+    """Fills a message's JSON up, so that all with a few tokens are as long."""
     missing = -len(msgspec.json.encode(message)) % _OBFUSCATED_BYTES
     return msgspec.json.encode(message | {"obfuscation": "x" * missing})
 

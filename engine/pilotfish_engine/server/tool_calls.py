@@ -1,4 +1,4 @@
-"""What an answer may call, how that is read from its text, and the grammar that enforces it.
+"""Says what an answer may call, how that is read, and which grammar enforces it.
 
 Knows nothing about HTTP, and nothing about how families write calls (tool_formats does).
 """

@@ -1,4 +1,4 @@
-"""Growing a draft tree a depth at a time, for every draft model that runs token after token (EAGLE-2, section 4.1).
+"""Grows a draft tree a depth at a time (EAGLE-2, section 4.1). It serves every draft model that runs token after token.
 
 Of each depth the best `topk` nodes are run, and each offers `topk` children. B requests, k = topk.
 """

@@ -34,8 +34,8 @@ from pilotfish_engine.types import Chunk
 
 class Head(Protocol):
     def forward(self, hidden: Tensor, inputs: ForwardInputs, kv: KVCache, index: int) -> Tensor:
-        """hidden [N, H] of rows inputs.positions beside inputs.token_ids → [N, H], which the target's LM head and the
-        next head read. index: of the head's layer in `kv`."""
+        """Runs one head of the row. hidden [N, H] of rows inputs.positions beside inputs.token_ids → [N, H], which
+        the target's LM head and the next head read. index: of the head's layer in `kv`."""
         ...
 
 

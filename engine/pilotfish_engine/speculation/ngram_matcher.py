@@ -94,8 +94,8 @@ def drafts(
 
 
 def order_contexts(tokens: torch.Tensor) -> torch.Tensor:
-    """Indices of all tokens that have one before them in their document, sorted by the MAX_NGRAM tokens before them,
-    the nearest first, and by index among equals. tokens: as in Corpus."""
+    """Sorts the tokens by what stands before them. Indices of all that have one before them in their document, by
+    the MAX_NGRAM tokens before them, the nearest first, and by index among equals. tokens: as in Corpus."""
     order = torch.empty_like(tokens)
     entries = _library().ngram_order(tokens.data_ptr(), tokens.shape[0], MAX_NGRAM, order.data_ptr())
     return order[:entries].clone()

@@ -41,7 +41,8 @@ class Proposer(Protocol):
     lookahead: int  # how many tokens after it a row of the method's KV depends on
 
     def slots_needed(self, settings: Settings) -> int:
-        """Rows of its own KV pool that a step may write from the last known token's row on; 0 without a pool."""
+        """Rows of its own KV pool that a step may write. They begin with the last known token's row; 0 without a
+        pool."""
         ...
 
     def admit(self, row: int, cached_len: int) -> None:
@@ -74,7 +75,7 @@ class Proposer(Protocol):
         ...
 
     def reusable_len(self, row: int, seq_len: int) -> int:
-        """How many of the row's first `seq_len` KV rows are right in the method's own pool."""
+        """How many of the row's first `seq_len` KV rows are right in its own pool."""
         ...
 
 
@@ -114,7 +115,7 @@ class MethodModule(Protocol):
 
     @staticmethod
     def check(models: Models) -> Limits:
-        """Declare what its drafts can do with these checkpoints, from metadata alone, before the target is loaded.
+        """Declares what its drafts can do with these checkpoints. Reads metadata alone, before the target is loaded.
         Raises MethodError or CheckpointError where the checkpoints do not fit the method."""
         ...
 

@@ -1,4 +1,4 @@
-"""Drafts of a head that reads what the target's pass leaves for each token and, past the known tokens, its own output.
+"""Drafts with a head that reads the target's states, then its own output.
 
 Row i of the head's KV holds the target's features of position i beside token i + 1, so the head has as many rows as the
 target, and row i is right only for this pair of tokens (`lookahead` 1).

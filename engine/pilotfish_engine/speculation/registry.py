@@ -1,4 +1,4 @@
-"""The methods of the contract's table with the modules that implement them, and which of them a configuration means.
+"""Finds the modules of the contract's methods, and which method a configuration means.
 
 A new method is one row of the table and one file here: its name in lower case (or one `register` call from outside).
 Torch-free until a method is loaded, so that the command line can name the methods before anything costs memory.
@@ -53,7 +53,7 @@ def names() -> tuple[str, ...]:
 
 
 def check(name: str, draft: str | None, corpus: str | None = None) -> None:
-    """Raises MethodError where name and presence of a draft or a corpus contradict, naming what would work."""
+    """Raises MethodError where the name contradicts the presence of a draft or a corpus. It names what would work."""
     if name == NO_METHOD and draft is not None:
         raise MethodError(f"method None takes no draft, but the draft is {draft!r}; leave it out or name a method")
     takers = [method.name for method in _METHODS.values() if method.takes_corpus]

@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer and chat template in processes of their own, whose time and memory the kernel bounds.
+"""Runs a checkpoint's tokenizer and chat template apart, in processes that the kernel bounds.
 
 Both are foreign code. Jinja's sandbox bounds neither time nor memory: three nested loops, `"x" * 10**12` or `10 **
 (10**10)` would hold the server up for good. Nor does the tokenizer's library: an expression that backtracks, a
@@ -51,7 +51,7 @@ class UnsafeTokenizer(CheckpointError):
 
 
 def check(path: Path) -> None:
-    """Loads a resolved model's tokenizer apart, and has it encode texts on which expressions may explode. Raises
+    """Loads a resolved model's tokenizer apart. Has it encode texts on which expressions may explode. Raises
     UnsafeTokenizer; what has none, or one that is refused as it should be, passes."""
     if path.is_dir() and not any((path / name).exists() for name in READ):
         return

@@ -1,4 +1,5 @@
-"""How a byte-level vocabulary splits a text into words, by the name that a GGUF file gives it (`tokenizer.ggml.pre`).
+"""Splits texts into words as byte-level vocabularies do. The split has the name that a GGUF file gives it
+(`tokenizer.ggml.pre`).
 
 The names and what each stands for are llama.cpp's (src/llama-vocab.cpp); the expressions are those of the models' own
 tokenizer.json files, which llama.cpp writes in its own dialect.

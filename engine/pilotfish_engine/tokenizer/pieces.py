@@ -1,4 +1,4 @@
-"""Reads off what each token adds to a text, in bytes, so that a text is the UTF-8 of their concatenation.
+"""Reads off what each token adds to a text, in bytes. A text is the UTF-8 of their concatenation.
 
 What a decoder makes of a token inside a text is asked of the library; only single bytes, which the library shows as
 U+FFFD, are told apart here: the alphabet of a byte-level vocabulary, and the tokens `<0xE4>` of one with byte fallback.

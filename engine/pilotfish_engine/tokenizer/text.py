@@ -125,7 +125,7 @@ class _Thinking:
 
 
 def held_back(text: str, stops: Sequence[str]) -> int:
-    """How many last characters of `text` may be the beginning of a stop string, and must not be shown yet."""
+    """Counts the last characters of `text` that may begin a stop string. They must not be shown yet."""
     return max((_overlap(text, stop) for stop in stops), default=0)
 
 

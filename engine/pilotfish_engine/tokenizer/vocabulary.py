@@ -66,7 +66,7 @@ class Tokenizer:
         return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def encode_within(self, text: str) -> list[int]:
-        """The tokens of a text that goes on where another ended, so without the space that some vocabularies write
+        """The tokens of a text that goes on where another ended. They lack the space that some vocabularies write
         before a text's first word."""
         if not self.decoding.opening:
             return self.encode(text)

@@ -1,4 +1,4 @@
-"""The target's answers to prompts, by the engine itself, kept as token ids so that none is asked for twice.
+"""Has the engine answer prompts, and keeps the answers' token ids.
 
 answers.jsonl: one object a line, `line` (the prompt's), `temperature` and `tokens`; {"done": true} behind the last.
 Knows nothing about drafts.

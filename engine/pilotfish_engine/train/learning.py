@@ -1,4 +1,4 @@
-"""What a head learns from a batch, and how long the chains are that it would draft.
+"""Says what a head learns from a batch, and how long its chains would be.
 
 The loss of a place is −Σ p(x) log q(x) over the tokens x that the draft can say: p is the target's probability among
 all its tokens, q the draft's. A token outside of the draft's vocabulary can never be accepted, so it pulls at nothing,
@@ -104,7 +104,7 @@ class Lesson:
 
 
 def held_out(lesson: Lesson, sequences: Sequence[Answered], batch_tokens: int, device: torch.device) -> HeldOut:
-    """Chains drafted along greedy answers, for acceptance_length from the places where steps of serving would begin."""
+    """Chains drafted along greedy answers, for acceptance_length. They begin where steps of serving would."""
     steps = lesson.steps
     right, asked = torch.zeros(steps), torch.zeros(steps)
     tokens = taken = 0

@@ -1,4 +1,4 @@
-"""What the target said of sequences, kept on the device so that its pass over each is made once, not once an epoch."""
+"""Keeps what the target said of sequences, so that it reads each once."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Memory:
 
 
 def remembering(teacher: Teacher, lengths: Sequence[int], device: torch.device) -> Memory | None:
-    """None on a CPU, where a run that goes on must take the very steps it would have taken, and where the device has
-    too little room."""
+    """Returns None where nothing is kept. That is on a CPU, where a run that goes on must take the very steps it
+    would have taken, and where the device has too little room."""
     if device.type != "cuda":
         return None
     needed = sum(lengths) * teacher.width * teacher.dtype.itemsize

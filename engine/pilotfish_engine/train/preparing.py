@@ -1,5 +1,5 @@
-"""What every rank of a run makes for itself, the same on each, from the settings and from files that do not change
-meanwhile: what the target is asked, what there is to learn from, and the head at its beginning.
+"""Makes what every rank needs for itself, the same on each. It comes from the settings and from files that do not
+change meanwhile: what the target is asked, what there is to learn from, and the head at its beginning.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is kept of a run in OUT/training, so that it goes on where it was after a kill at any moment.
+"""Keeps a run in OUT/training, so that it goes on where a kill ended it.
 
 run.json: whose head it is and what was chosen, written first. answers.jsonl: see `answers`. state.safetensors: the
 weights in float32, the optimizer's moments, and in its header the step and the curve; it appears whole or not at all.

@@ -49,8 +49,8 @@ def _counted(lines: list[int]) -> str:
 
 
 def set_apart(prompts: Sequence[Prompt], held_out: int, seed: int) -> tuple[list[Prompt], list[Prompt]]:
-    """So many that are held out, and those to train on, both in an order by the seed. What is asked on several lines is
-    never on both sides."""
+    """So many that are held out, and those to train on. Both have an order by the seed. What is asked on several
+    lines is never on both sides."""
     order = list(prompts)
     random.Random(seed).shuffle(order)
     apart, others = order[:held_out], order[held_out:]

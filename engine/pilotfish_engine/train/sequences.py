@@ -1,4 +1,4 @@
-"""Token sequences as padded batches, in an order that a seed and an epoch's number decide.
+"""Pads token sequences to batches, in an order that seed and epoch decide.
 
 A sequence is a prompt and its answer. Places that are trained on are those where serving drafts: the target has just
 said a token of the answer, and the next ones are to come. Knows nothing about models.

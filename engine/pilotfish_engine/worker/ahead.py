@@ -19,8 +19,8 @@ SAMPLED = SamplingParams(max_tokens=1, temperature=1.0)
 
 
 def record_ahead(graphs: StepGraphs, state: RequestState, wanted: Sequence[tuple[int, Settings]]) -> None:
-    """Records steps of `wanted` batch sizes and settings, the first ones where they are too many, for greedy and for
-    sampled rows. In order of falling size: smaller ones find room in what larger ones took."""
+    """Records steps of `wanted` batch sizes and settings, for greedy and for sampled rows. Where they are too many
+    these are the first ones. In order of falling size: smaller ones find room in what larger ones took."""
     kinds = [(params, *kind) for kind in wanted for params in (GREEDY, SAMPLED)][:MOST_AHEAD]
     kinds.sort(key=lambda kind: -kind[1] * kind[2].num_draft_tokens)
     done = 0

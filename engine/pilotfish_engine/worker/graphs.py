@@ -199,7 +199,7 @@ class StepGraphs:
 
     @torch.inference_mode()
     def ahead(self, batch: int, settings: Settings) -> None:
-        """Records steps of so many rows, as the first ones are admitted, before any request is there."""
+        """Records steps of so many rows before any request is there. They are the rows that are admitted first."""
         step, state = self._step, self._step.state
         rows = state.rows(range(bucket(batch, state.padding_row)))
         kind = (len(rows), settings, rows.traits)

@@ -62,8 +62,8 @@ class MemorySum:
         return f"{self._of_it()} {self._takers()}; {kv} ({size(self.kv_token)} each)"
 
     def check(self, needed_tokens: int, wanted: str, ways: list[str]) -> None:
-        """Raises UsageError, with the sum and what would fit, where so many tokens of KV do not. wanted: what needs
-        them; ways: others that would work."""
+        """Raises UsageError where so many tokens of KV do not fit. It tells the sum and what would. wanted: what
+        needs them; ways: others that would work."""
         needed = self.kv_token * needed_tokens
         if needed <= self.left:
             return

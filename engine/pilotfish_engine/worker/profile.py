@@ -1,4 +1,4 @@
-"""Measures what each part of a step costs on this machine, with the very code that a step runs.
+"""Measures what each part of a step costs here, by the step's own code.
 
 Runs before any request is admitted, over rows whose page tables point into the still unused pool.
 """

@@ -1,4 +1,4 @@
-"""Records runs of device work as CUDA graphs, and leaves everything as it was where one cannot be recorded."""
+"""Records device work as CUDA graphs. Leaves everything as it was where one cannot be recorded."""
 
 from __future__ import annotations
 

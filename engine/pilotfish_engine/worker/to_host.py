@@ -1,4 +1,4 @@
-"""Brings results to the host while the device goes on, and tells how long the device took."""
+"""Brings results to the host while the device goes on. Tells how long the device took."""
 
 from __future__ import annotations
 

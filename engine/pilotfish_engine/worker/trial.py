@@ -1,5 +1,5 @@
-"""Runs the largest passes that serving can ask for, once, and sees what device memory they take; and what recorded
-steps take. On a GPU, over the scratch page alone, before the KV cache has its size.
+"""Runs the largest passes of serving once, and sees what device memory they take; and what recorded steps take. On a
+GPU, over the scratch page alone, before the KV cache has its size.
 """
 
 from __future__ import annotations

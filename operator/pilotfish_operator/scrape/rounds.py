@@ -74,7 +74,7 @@ class Rounds(Generic[Key]):
         self.puts = self.misses = 0
 
     def follow(self, key: Key, targets: Sequence[Target], token: str, envelope: Envelope | None) -> None:
-        """Read these pods of the model from now on, and have them hold the envelope (None: leave them as they are)."""
+        """Reads these pods of the model from now on. They are to hold the envelope (None: leave them as they are)."""
         model = self._models.setdefault(key, _Model())
         pods = {target.uid: self._kept(model.pods.get(target.uid), target) for target in targets}
         news = pods.keys() - model.pods.keys() or (envelope, token) != (model.envelope, model.token)

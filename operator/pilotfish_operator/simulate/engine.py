@@ -251,7 +251,7 @@ _CURVES: dict[tuple[Acceptance, Settings], tuple[list[int], list[float]]] = {}
 
 
 def curve(acceptance: Acceptance, settings: Settings) -> tuple[list[int], list[float]]:
-    """Returns the lengths that a step may commit and their probabilities, so that their mean is 1 + expected_yield."""
+    """Returns the lengths that a step may commit and their probabilities. Their mean is 1 + expected_yield."""
     found = _CURVES.get((acceptance, settings))
     if found is None:
         depth = settings.num_steps

@@ -86,7 +86,7 @@ def request(kind: Kind, at: float, dice: random.Random) -> Arrival:
 
 
 def arrivals(load: Load, seed: int) -> Iterator[Arrival]:
-    """Yields the requests of the open phases in order of time, by thinning a Poisson process."""
+    """Yields the requests of the open phases in order of time. They come by thinning a Poisson process."""
     dice, begin = random.Random(seed), 0.0
     for phase in load.phases:
         most, at = max(phase.start, phase.end), 0.0

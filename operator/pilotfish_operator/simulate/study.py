@@ -1,4 +1,4 @@
-"""Holds Pilotfish beside plain decoding, every static setting, and an oracle, at steady points and over a load."""
+"""Holds Pilotfish beside plain decoding, every static setting, and an oracle."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def steady(
 
 
 def closed(machine: Machine, chooser: Chooser, kind: Kind, users: int, seconds: float, seed: int) -> float:
-    """Returns the tokens/s of so many users who ask again as soon as they are answered."""
+    """Returns the tokens/s of so many users. Each asks again when answered."""
     dice = random.Random(seed)
     coarse = 1 if isinstance(chooser, Controller) else 16
     engine = Engine(machine, chooser, seed, coarse=coarse, again=lambda now: request(kind, now, dice))

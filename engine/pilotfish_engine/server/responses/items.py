@@ -1,4 +1,4 @@
-"""The items of a conversation as the Responses API writes them, and the chat messages that they are.
+"""Reads a conversation as the Responses API writes it into messages of a chat.
 
 Knows nothing about the rest of a request.
 """
@@ -145,8 +145,8 @@ Input = Annotated[list[Item], Field(min_length=1, max_length=MAX_ITEMS), BeforeV
 
 
 def as_messages(items: Sequence[Item]) -> Iterable[Message]:
-    """A message of the assistant, the reasoning before it and the calls after it are one message of a chat. Reasoning
-    that nothing follows is left out."""
+    """Makes messages of a chat. A message of the assistant, the reasoning before it and the calls after it are one.
+    Reasoning that nothing follows is left out."""
     turn: list[Item] = []
     for item in items:
         own = item.type in ("reasoning", "function_call") or item.role == "assistant"

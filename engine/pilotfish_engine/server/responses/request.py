@@ -219,7 +219,8 @@ class ResponsesRequest(Sampling, Tools):
         return bool(self.top_logprobs) or "message.output_text.logprobs" in (self.include or [])
 
     def as_chat(self) -> ChatRequest:
-        """A call that is required comes without a message, so that text.format has nothing to say then."""
+        """Returns the same request of the chat API. A call that is required comes without a message, so that
+        text.format has nothing to say then."""
         choice = self._chat_choice()
         form = None if choice == "required" or isinstance(choice, NamedTool) else self.answer_format
         messages = list(as_messages(self.input))

@@ -87,7 +87,7 @@ def spaced(schema: Any) -> str:
 
 
 def properties_of(function: Function) -> tuple[Mapping[str, Any], Sequence[str], bool]:
-    """The parameters one by one, the names of those that must be there, and whether others may be."""
+    """The parameters one by one, and the names of those that must be there. Then whether others may be."""
     schema = plain(function.parameters or {})
     named, required = schema.get("properties"), schema.get("required")
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}

@@ -34,7 +34,7 @@ class Tags:
     between: str = BLANKS + ",;[]}"
 
     def around(self, text: str, last: bool, bare: bool) -> Place | None:
-        """What is between calls at the beginning of `text`, without what may yet become a tag."""
+        """What is between calls at the beginning of `text`. What may yet become a tag is left out."""
         gap = self._gap(text, last, self.passed if bare else (*self.begins, *self.passed))
         if gap:
             return Gap(gap)
@@ -137,7 +137,7 @@ class Named:
 
 
 def called(value: Any, with_arguments: bool = False) -> list[tuple[str, str]] | None:
-    """Names and arguments of what may be a call or a list of them, in any of the forms that models write.
+    """Names and arguments of what may be a call or a list of them. They may have any of the forms that models write.
     with_arguments: without them it is no call."""
     if isinstance(value, list):
         found = [called(each, with_arguments) for each in value]
