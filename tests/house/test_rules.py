@@ -48,6 +48,7 @@ EIGHT = "(a, b, *, c, d, e, f, g, **h)"
 EIGHT_MORE = "(self, a, b, c, d, e, f, g, h)"
 FIELDS = "".join(f"    f{number}: int\n" for number in range(15))
 KEPT = "".join(f"        self.a{number}, self.b{number} = 1, 2\n" for number in range(8))
+WORDY = "Says" + " much" * 15
 LONG_FUNCTION = "\n\ndef long() -> int:\n" + "    x = 1\n" * 60 + "    return x\n"
 
 
@@ -69,8 +70,8 @@ LONG_FUNCTION = "\n\ndef long() -> int:\n" + "    x = 1\n" * 60 + "    return x\
         (f"{OPERATOR}/plan_v2.py", '"""Doc."""\n', "'plan_v2' says nothing"),
         (f"{OPERATOR}/common/scale.py", '"""Doc."""\n', "'common' says nothing"),
         (f"{ENGINE}/planted.py", "x = 1\n", "planted.py: no module docstring"),
-        (f"{ENGINE}/planted.py", f'"""Says{" much" * 15}: in words."""\n', "the module is described in a first sentence of 16"),
-        (f"{ENGINE}/planted.py", f'"""Doc."""\ndef f():\n    """Says{" much" * 15}."""\n', "planted.py:2: f is described"),
+        (f"{ENGINE}/planted.py", f'"""{WORDY}: in words."""\n', "described in a first sentence of 16 words"),
+        (f"{ENGINE}/planted.py", f'"""Doc."""\ndef f():\n    """{WORDY}."""\n', "planted.py:2: f is described"),
         ("operator/__init__.py", "", "operator/__init__.py must not exist"),
         ("engine/__init__.py", "", "engine/__init__.py must not exist"),
         (f"{OPERATOR}/plan.py", "\nopen('x')\n", "open() in the functional core"),
