@@ -15,8 +15,8 @@ from pilotfish_engine.batch.state import RequestState
 from pilotfish_engine.config import EngineConfig
 from pilotfish_engine.contract.controller import Controller
 from pilotfish_engine.contract.methods import NO_METHOD, WITHOUT_DRAFTS, Limits, Method
+from pilotfish_engine.contract.preparation import worthwhile
 from pilotfish_engine.contract.speculation import CostProfile, Envelope
-from pilotfish_engine.contract.worthwhile import worthwhile
 from pilotfish_engine.distributed.collectives import Ranks, check_devices
 from pilotfish_engine.errors import CheckpointError, MethodError, UsageError
 from pilotfish_engine.model.checkpoint import open_whole

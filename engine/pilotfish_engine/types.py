@@ -53,7 +53,6 @@ class CompiledGrammar(Protocol):
 class ForwardMode(Enum):
     EXTEND = "extend"  # prompt chunks
     DECODE = "decode"  # one speculative or plain step
-    IDLE = "idle"  # a data-parallel rank without work
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,9 @@ class Operator:
         self._cache, self.metrics = Cache(), Metrics()
         election = settings.election
         self._lease = Leadership(api, election.namespace, election.lease_name, election.identity)
-        self._rounds: Rounds[Key] = Rounds(engines, settings.resync_seconds, self._read, self._leads)
+        self._rounds: Rounds[Key] = Rounds(
+            engines, settings.resync_seconds, self._read, self._leads, self.metrics.taken.inc
+        )
         self._reconciler = Reconciler(api, self._cache, self._rounds, self._leads, settings, self.metrics)
         self._queue: WorkQueue[Key] = WorkQueue(self._reconciler.turn, workers=settings.workers)
         self._watcher = Watcher(settings, self._seen_by_watch)

@@ -14,7 +14,7 @@ from typing import Any
 
 from pilotfish_engine.contract.speculation import EngineReport
 from pilotfish_operator.kinds import CLAIMS, CONFIG_MAPS, DEPLOYMENTS, GROUP, PODS, SECRETS, TEMPLATE_LABEL, Kind
-from pilotfish_operator.objects import TEMPLATE_KEY, TOKEN_KEY, Object, Owner
+from pilotfish_operator.objects import RESTART, TEMPLATE_KEY, TOKEN_KEY, Object, Owner
 from pilotfish_operator.scrape.findings import Drift, Seen
 
 USAGE_ERROR = 2  # exit code of an engine that was started with what cannot work,
@@ -117,7 +117,7 @@ class Observed:
 
 def owner_of(model: Object) -> Owner:
     meta = model["metadata"]
-    restart = (meta.get("annotations") or {}).get(f"{GROUP}/restart", "")
+    restart = (meta.get("annotations") or {}).get(RESTART, "")
     return Owner(meta["namespace"], meta["name"], meta["uid"], restart)
 
 

@@ -1,15 +1,21 @@
 """Decides when to run settings whose steps must be prepared, such as recorded as graphs.
 
 Pure counting, without tensors or clock. They wait until running the best of those that are ready has cost as much as
-preparing them will. Where none is ready the best is prepared at once.
+preparing them will. Where none is ready the best is prepared at once. What a server will surely run is prepared before
+it serves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pilotfish_engine.contract.speculation import Settings
+from pilotfish_engine.contract.goodput import Acceptance, best
+from pilotfish_engine.contract.speculation import MAX_NUM_STEPS, PLAIN, CostProfile, Envelope, Settings
 
+_USUAL = 0.6  # the share of drafts that is accepted, of those that nothing was rejected before
+_OTHERS = (0.8, 0.4, 0.9)
+_CONTEXT = 1024  # tokens a request
+_MARGIN = 0.01
 # Returns the milliseconds that steps of settings take once, beside their own time; 0 where they are ready.
 Preparing = Callable[[Settings], float]
 Rate = Callable[[Settings], float]
@@ -55,3 +61,16 @@ class Preparation:
             return instead
         self._missed_ms = 0.0
         return wanted
+
+
+def worthwhile(profile: CostProfile, envelope: Envelope, batches: Sequence[int]) -> list[tuple[int, Settings]]:
+    """Batch sizes and settings, the surest first, each once: plain, then what wins at usual and at other acceptance."""
+    found: dict[tuple[int, Settings], None] = {}
+    if not (envelope.tuning == "Fixed" and envelope.num_steps > 0 and envelope.disable_threshold == "Auto"):
+        found |= {(batch, PLAIN): None for batch in batches}
+    if envelope.num_steps > 0:
+        for share in (_USUAL, *_OTHERS):
+            acceptance = Acceptance(tuple(share**depth for depth in range(1, MAX_NUM_STEPS + 1)))
+            for batch in batches:
+                found[batch, best(profile, acceptance, batch, batch * _CONTEXT, envelope, _MARGIN).settings] = None
+    return list(found)

@@ -6,14 +6,37 @@ that it need not be sent back soon. Knows what a request holds and nothing of ro
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Sequence
 
 from pilotfish_engine.kv.pages import PagePool
 from pilotfish_engine.kv.prefix import PrefixCache
-from pilotfish_engine.scheduler.answer_lengths import AnswerLengths
 from pilotfish_engine.scheduler.policy import Outlook, missing_pages, pages_for, peak_growth, too_large
 from pilotfish_engine.scheduler.request import Request
 from pilotfish_engine.types import Worker
+
+KEPT = 64  # answers whose lengths are known
+FIRST_GUESS = 256  # tokens of an answer, while nothing is known
+
+
+class AnswerLengths:
+    """How long answers have lately been, and so how much of one is still to come."""
+
+    def __init__(self) -> None:
+        self._recent = deque([FIRST_GUESS], maxlen=KEPT)
+        self._ascending = [FIRST_GUESS]
+
+    def ended(self, tokens: int) -> None:
+        """An answer came to its end, by itself or by its limit."""
+        self._recent.append(tokens)
+        self._ascending = sorted(self._recent)
+
+    def to_come(self, so_far: int) -> int:
+        """Tokens that an answer of `so_far` goes on for: what is right on average for those of late that were longer;
+        one longer than all of them is as likely to end before as after it has doubled."""
+        longer = self._ascending[bisect_right(self._ascending, so_far) :]
+        return max(1, sum(longer) // len(longer) - so_far if longer else so_far)
 
 
 class Room:

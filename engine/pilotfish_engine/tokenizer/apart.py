@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from pilotfish_engine.errors import CheckpointError, sentence
+from pilotfish_engine.tokenizer import load
 from pilotfish_engine.tokenizer.chat import Message, TemplateError, Tool
 from pilotfish_engine.tokenizer.folder import READ
-from pilotfish_engine.tokenizer.loading import load
 from pilotfish_engine.tokenizer.vocabulary import Tokenizer
 
 CPU_SECONDS = 2  # a long chat takes some milliseconds

@@ -57,7 +57,8 @@ class _Model:
 
 
 class Rounds(Generic[Key]):
-    """`changed(key)` is called after each time round; `may_put()` is asked before anything is put."""
+    """`changed(key)` is called after each time round; `may_put()` is asked before anything is put, and `took()` tells
+    that an engine took it."""
 
     def __init__(
         self,
@@ -65,13 +66,12 @@ class Rounds(Generic[Key]):
         period: float,
         changed: Callable[[Key], None],
         may_put: Callable[[], bool],
+        took: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._engines, self._period, self._changed, self._may_put, self._clock = (
-            engines, period, changed, may_put, clock,
-        )  # fmt: skip
+        self._engines, self._period, self._clock = engines, period, clock
+        self._changed, self._may_put, self._took = changed, may_put, took
         self._models: dict[Key, _Model] = {}
-        self.puts = self.misses = 0
 
     def follow(self, key: Key, targets: Sequence[Target], token: str, envelope: Envelope | None) -> None:
         """Reads these pods of the model from now on. They are to hold the envelope (None: leave them as they are)."""
@@ -180,7 +180,6 @@ class Rounds(Generic[Key]):
             report, doubt = None, str(problem)
         except EngineError as problem:
             pod.misses, pod.doubted, pod.why = pod.misses + 1, False, str(problem)
-            self.misses += 1
             pod.due = self._clock() + (problem.retry_after or self._delay(pod.misses))
             if pod.misses > 1:
                 pod.report = None
@@ -200,7 +199,7 @@ class Rounds(Generic[Key]):
         drift = pod.drift or Drift(now, "")
         try:
             await self._engines.put(target.address, target.port, token, wanted)
-            self.puts += 1
+            self._took()
             pod.puts_failed = 0
             if (report := await self._read(pod)) and report.envelope == wanted:
                 pod.drift = None

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish_engine.scheduler.answer_lengths import FIRST_GUESS, KEPT, AnswerLengths
 from pilotfish_engine.scheduler.policy import Outlook, peak_growth
-from pilotfish_engine.scheduler.room import Room
+from pilotfish_engine.scheduler.room import FIRST_GUESS, KEPT, AnswerLengths, Room
 from pilotfish_engine.scheduler.scheduler import Scheduler
 from pilotfish_engine.types import WorkerLimits
 from tests.engine.scheduler.counting_worker import Counting, answer, drain, prompt_of, submit, tokens

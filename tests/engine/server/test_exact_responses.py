@@ -18,8 +18,8 @@ from pydantic import BaseModel
 from pilotfish_engine.server.conversation import Function
 from pilotfish_engine.server.generation import Piece
 from pilotfish_engine.server.parts import CallPart, Content, Reasoning
+from pilotfish_engine.server.responses.items import opened, sealed
 from pilotfish_engine.server.responses.output import Output
-from pilotfish_engine.server.responses.sealing import opened, sealed
 from pilotfish_engine.server.tool_calls import Calls
 from pilotfish_engine.server.tool_formats import BY_NAME
 from tests.engine.server import letters

@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 
-from pilotfish_engine.server.responses.sealing import sealed
+from pilotfish_engine.server.responses.items import sealed
 from tests.engine.server.serving import NAME, Engine, engine
 from tests.engine.server.small_core import Behaviour
 from tests.engine.server.test_chats import PARAMETERS, TEMPLATE, TOOLS, call, write_model

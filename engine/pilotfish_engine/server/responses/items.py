@@ -5,6 +5,7 @@ Knows nothing about the rest of a request.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, Self
 
@@ -13,7 +14,6 @@ from pydantic_core import PydanticCustomError
 
 from pilotfish_engine.server.body import Body, Unserved
 from pilotfish_engine.server.conversation import MAX_TOOLS, CalledFunction, Message, ToolCall
-from pilotfish_engine.server.responses.sealing import opened
 from pilotfish_engine.server.text import Text, well_formed
 
 MAX_ITEMS = 4095  # with the instructions they are as many messages as a chat may have
@@ -178,3 +178,23 @@ def _turn(items: Sequence[Item]) -> Iterable[Message]:
 
 def _wrong(field: str, sentence: str) -> PydanticCustomError:
     return PydanticCustomError("field", "{sentence}", {"field": field, "sentence": sentence})
+
+
+# --- reasoning in the form that clients hand back unread, `encrypted_content`: nothing is secret, as it stands in
+# `content` too, and some clients hand back nothing else
+
+_MARK = b"pilotfish:"
+
+
+def sealed(text: str) -> str:
+    """Returns reasoning as `encrypted_content`."""
+    return base64.b64encode(_MARK + text.encode()).decode()
+
+
+def opened(content: str) -> str | None:
+    """Returns the reasoning in it; None: it is not of this engine's making."""
+    try:
+        found = base64.b64decode(content, validate=True)
+        return found.removeprefix(_MARK).decode() if found.startswith(_MARK) else None
+    except ValueError:
+        return None

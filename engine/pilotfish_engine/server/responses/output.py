@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pilotfish_engine.server.generation import Piece
 from pilotfish_engine.server.logprobs import ScoredToken, chat_logprobs
 from pilotfish_engine.server.parts import CallPart, Content, Reasoning
-from pilotfish_engine.server.responses.sealing import sealed
+from pilotfish_engine.server.responses.items import sealed
 from pilotfish_engine.tokenizer import Tokenizer
 
 Json = dict[str, Any]
