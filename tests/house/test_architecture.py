@@ -1,8 +1,9 @@
-"""docs/architecture.md draws the layers as they are, and names files that exist."""
+"""docs/architecture.md draws the layers as they are, and no text names a file that is not there."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -32,6 +33,20 @@ def test_every_file_that_is_named_exists() -> None:
         places = [ROOT / source / name for source in (*SOURCES, "operator/pilotfish_operator/")]
         places += [place.with_suffix(".py") for place in places]
         assert any(place.exists() for place in places), name
+
+
+OURS = re.compile(r"(?<![\w/])(?:tests|docs|engine|operator|benchmarks|examples|charts|crds|requirements)/[\w./-]*\w")
+
+
+def test_no_text_cites_what_is_not_in_the_repository() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    texts = [name for name in listed.splitlines() if re.search(r"\.(md|py|toml)$|(^|/)(Makefile|Dockerfile)$", name)]
+    for name in texts:
+        if name.startswith("tests/house/") or not (ROOT / name).exists():
+            continue
+        for cited in set(OURS.findall((ROOT / name).read_text(encoding="utf-8"))):
+            places = [ROOT / cited, ROOT / f"{cited}.py", (ROOT / name).parent / cited]
+            assert any(place.exists() for place in places), f"{name} cites {cited}"
 
 
 def test_the_readme_leads_there() -> None:
