@@ -71,10 +71,10 @@ class Composer:
     def _text(self) -> str:
         groups = list(self._tasks)
         group = self._dice.choices(groups, [self._weights[group] for group in groups])[0]
-        text = self._filled(self._dice.choice(self._tasks[group]))
+        text = self.filled(self._dice.choice(self._tasks[group]))
         return text[0].upper() + text[1:] if self._dice.random() < 0.95 else text.lower()
 
-    def _filled(self, template: str) -> str:
+    def filled(self, template: str) -> str:
         return SLOT.sub(lambda slot: self._word(slot), template)
 
     def _word(self, slot: re.Match[str]) -> str:
@@ -82,7 +82,7 @@ class Composer:
         if name is None:
             return str(self._dice.randint(int(low), int(high)))
         word = self._dice.choice(self._words[name])
-        return word if name in ("code", "stub") else self._filled(word)
+        return word if name in ("code", "stub") else self.filled(word)
 
 
 def library_functions() -> Iterator[tuple[str, str]]:

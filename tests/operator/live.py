@@ -180,7 +180,7 @@ class Kubelet(threading.Thread):
         if exit:
             state = {"terminated": {"exitCode": exit[0], "reason": "Error", "message": exit[1]}}
         elif name not in self.engines:
-            self.engines[name] = FakeEngine(address, self._token(pod["metadata"]["labels"][MODEL_LABEL]))
+            self.engines[name] = FakeEngine(address, self.token(pod["metadata"]["labels"][MODEL_LABEL]))
         status = {
             "phase": "Running",
             "podIP": address,
@@ -192,7 +192,7 @@ class Kubelet(threading.Thread):
         }
         self.patch_status(name, status)
 
-    def _token(self, model: str) -> str:
+    def token(self, model: str) -> str:
         secret = self._api.get(f"/api/v1/namespaces/{self._space.name}/secrets/{model}-admin")
         assert secret
         return base64.b64decode(secret["data"]["token"]).decode()

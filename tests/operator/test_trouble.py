@@ -68,7 +68,7 @@ def test_engines_that_hold_another_token_are_a_condition_until_they_take_the_set
     space.patch("speculativemodel", "fish", {"spec": {"speculation": {"tuning": "Fixed", "disableThreshold": 7}}})
     assert "another admin token than the Secret" in degraded(space, "fish", "SettingsDrift")
     assert space.condition("fish", "SettingsApplied")[0] == "False"
-    engine.token = kubelet._token("fish")  # as an engine does that reads its file again
+    engine.token = kubelet.token("fish")  # as an engine does that reads its file again
     well(space, "fish")
     assert engine.envelope.disable_threshold == 7
 

@@ -51,7 +51,7 @@ class _Match(torch.autograd.Function):
         return of_rows * slope, of_says * slope, None, None
 
 
-def _matched(rows: Tensor, says: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
+def matched(rows: Tensor, says: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
     """Of rows [M, H], and output weights [V, H], the cross-entropy with `wanted` [M, V], weighted and added up."""
     return _Match.apply(rows, says, wanted, weights)  # type: ignore[no-any-return]
 
@@ -83,7 +83,7 @@ class Lesson:
             for step, (out, weight) in enumerate(zip(self._unrolled(batch, features), weights, strict=True)):
                 rows = out.flatten(0, 1)[batch.roots].to(wanted.dtype)
                 counts = (batch.left > step).float() * (weight * each)
-                total = total + _matched(rows, says, wanted[step : step + len(rows)], counts)
+                total = total + matched(rows, says, wanted[step : step + len(rows)], counts)
         return total
 
     def _unrolled(self, batch: SequenceBatch, features: Tensor) -> Sequence[Tensor]:

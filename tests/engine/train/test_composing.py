@@ -35,7 +35,7 @@ def test_every_task_names_words_that_there_are() -> None:
     composer = Composer(seed=1)
     for _, tasks in sections((HERE / "tasks.txt").read_text(encoding="utf-8")):
         for task in tasks:
-            composer._filled(task)
+            composer.filled(task)
 
 
 def test_no_judge_is_among_what_can_be_composed(asked: list[str]) -> None:

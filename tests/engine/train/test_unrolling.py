@@ -16,7 +16,7 @@ from pilotfish_engine.messages import SamplingParams, Submit
 from pilotfish_engine.model import Decoder, load
 from pilotfish_engine.model.inputs import ForwardInputs
 from pilotfish_engine.train.head import HeadSizes, TrainedHead, initialise
-from pilotfish_engine.train.learning import _matched
+from pilotfish_engine.train.learning import matched
 from pilotfish_engine.train.memory import Memory
 from pilotfish_engine.train.publish import publish
 from pilotfish_engine.train.sequences import Answered
@@ -96,7 +96,7 @@ def test_the_loss_and_its_gradient_are_autograd_s(dtype: torch.dtype) -> None:
     rows, says = (torch.randn(size, HIDDEN, generator=dice, dtype=dtype, requires_grad=True) for size in (7, 20))
     wanted = torch.rand(7, 20, generator=dice, dtype=dtype) / 20
     weights = torch.rand(7, generator=dice)
-    loss = 3 * _matched(rows, says, wanted, weights)
+    loss = 3 * matched(rows, says, wanted, weights)
     loss.backward()
     found = [rows.grad, says.grad]
     rows.grad = says.grad = None
