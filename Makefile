@@ -21,10 +21,12 @@ ENVIRONMENT := $(VENV)/stamp/environment-$(call sum,requirements/tools.txt requi
 PROJECT := $(VENV)/stamp/project-$(call sum,pyproject.toml $(NATIVE))
 
 TYPED := engine operator benchmarks charts examples tests
-# A core each for the files of the first; of the others one needs both, the rest have a cluster and find nobody beside it.
+# A core each for the files of the first. The operator's mostly wait, each process with a control plane of its own. Of the
+# others one needs both cores, the rest have a cluster and find nobody beside it.
 REAL := tests/engine/test_real_model.py
 BESIDE := tests/attack tests/contract tests/house tests/clients tests/examples tests/gpu tests/engine --ignore=$(REAL)
-ALONE := $(REAL) tests/operator tests/chart tests/cluster tests/e2e
+WAITING := tests/operator
+ALONE := $(REAL) tests/chart tests/cluster tests/e2e
 PYTEST := $(PY) -m pytest --durations=10
 POLITE := GOMP_SPINCOUNT=3000 # as a served engine waits: threads that spin beside another process stop each other
 
@@ -68,6 +70,7 @@ ifdef TESTS
 	@$(POLITE) OMP_NUM_THREADS=2 $(PYTEST) $(TESTS)
 else
 	@$(POLITE) OMP_NUM_THREADS=1 $(PYTEST) -n 2 --dist loadfile $(BESIDE)
+	@$(POLITE) OMP_NUM_THREADS=1 $(PYTEST) -n 3 --dist loadfile $(WAITING)
 	@$(POLITE) OMP_NUM_THREADS=2 $(PYTEST) $(ALONE)
 endif
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
+from benchmarks.reference import smollm2
 from pilotfish_engine.model import Decoder, load
 from tests.engine.model.paging import Paged, Piece
 
@@ -40,13 +40,8 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def expected(gguf_file: Path, prompts: list[list[int]]) -> list[Tensor]:
-    with pytest.MonkeyPatch.context() as patch:
-        # GGUF loading asks for accelerate, which it uses only to spread a model over devices
-        patch.setattr("transformers.modeling_utils.is_accelerate_available", lambda: True)
-        reference = AutoModelForCausalLM.from_pretrained(
-            str(gguf_file.parent), gguf_file=gguf_file.name, dtype=torch.float32
-        )
+def expected(prompts: list[list[int]]) -> list[Tensor]:
+    reference = smollm2(torch.float32)
     with torch.inference_mode():
         return [reference(torch.tensor([prompt])).logits[0] for prompt in prompts]
 
