@@ -1,4 +1,4 @@
-"""Has the reference library's own SmolLM2, for the numbers beside ours and for tests of equality."""
+"""Has the reference library's own SmolLM2, for numbers beside ours and tests of equality."""
 
 from __future__ import annotations
 
