@@ -61,6 +61,7 @@ class Watched:
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
         self.steps: list[Decided] = []
+        self.committed = 0  # tokens of all steps that were observed
         self._observed = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -84,6 +85,7 @@ class Watched:
         step = self.steps[self._observed]
         step.step_ms, step.host_ms, step.committed = step_ms, host_ms, sum(accept_lens)
         self._observed += 1
+        self.committed += step.committed
         self._controller.observe(settings, context_tokens, accept_lens, step_ms, host_ms)
 
 
@@ -114,13 +116,13 @@ class Load:
         params = SamplingParams(max_tokens=4 * TO, temperature=0.0, ignore_eos=True)
         for number, prompt in enumerate(self._prompts):
             scheduler.submit(Submit(request_id=str(number), prompt=prompt, params=params))
-        zero = self._emitted()
+        zero = self._watched.committed
         self._until(zero + FROM * self.batch)
         torch.cuda.synchronize()
-        begun, first, before = time.perf_counter(), len(self._watched.steps), self._emitted()
+        begun, first, before = time.perf_counter(), len(self._watched.steps), self._watched.committed
         self._until(zero + TO * self.batch)
         torch.cuda.synchronize()
-        timed = Timed(time.perf_counter() - begun, self._watched.steps[first:], self._emitted() - before)
+        timed = Timed(time.perf_counter() - begun, self._watched.steps[first:], self._watched.committed - before)
         for number in range(self.batch):
             scheduler.abort(str(number))
         while scheduler.has_work:
@@ -130,13 +132,9 @@ class Load:
     def close(self) -> None:
         self._scheduler.flush_cache()
 
-    def _emitted(self) -> int:
-        return self._scheduler.report().counters.emitted_tokens
-
-    def _until(self, emitted: int) -> None:
-        while self._emitted() < emitted:
-            for _ in range(4):
-                self._scheduler.step()
+    def _until(self, committed: int) -> None:
+        while self._watched.committed < committed:
+            self._scheduler.step()
 
 
 @dataclass

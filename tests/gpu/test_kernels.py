@@ -133,6 +133,58 @@ def test_small_kernels(dtype: torch.dtype, rows: int) -> None:
                 close(written, exact)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("inputs", "outputs"), [(4096, 6144), (14336, 4096), (1024, 49152), (1152, 4099), (576, 1536)])
+def test_products_of_few_rows(inputs: int, outputs: int, dtype: torch.dtype) -> None:
+    weight, offset = noise(outputs, inputs, dtype=dtype).cuda(), noise(outputs, dtype=dtype, seed=1).cuda()
+    x = (noise(32, inputs, dtype=dtype, seed=2) / inputs**0.5).cuda()
+    exact = reference.linear(x.double(), weight.double(), offset.double(), torch.float64)
+    for rows in (1, 5, 16, 17, 32):
+        kernels.linear(x[:rows], weight, offset)  # compiled
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph), no_syncs():
+            found, wide = (kernels.linear(x[:rows], weight, offset, out) for out in (dtype, torch.float32))
+        for _ in range(3):
+            found.fill_(torch.nan), wide.fill_(torch.nan)
+            graph.replay()
+            close(found, exact[:rows])
+            close(wide.to(dtype), exact[:rows])
+
+
+@pytest.mark.parametrize("rows", [1, 7, 16, 30])
+def test_kernels_that_begin_early_wait_for_what_they_read(rows: int) -> None:
+    """A long chain, each link of which reads what the one before wrote, in a graph and by itself."""
+    width, links = 2048, 40
+    weights = [noise(2 * width, width, dtype=torch.bfloat16, seed=seed).cuda() / width**0.5 for seed in range(links)]
+    norm = torch.ones(width, dtype=torch.bfloat16, device="cuda")
+    x = noise(rows, width, dtype=torch.bfloat16, seed=99).cuda()
+
+    def chain() -> list[Tensor]:
+        residual, found = x.clone(), [x]
+        for weight in weights:
+            normed, residual = kernels.add_rms_norm(found[-1], residual, norm, 1e-5)
+            found.append(kernels.silu_and_mul(kernels.linear(normed, weight)))
+        return found
+
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    one_by_one = chain()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        captured = chain()
+    for _ in range(50):
+        for link in captured[1:]:
+            link.fill_(torch.nan)
+        graph.replay()
+        for found, expected in zip(captured, one_by_one, strict=True):
+            assert torch.equal(found, expected)
+    residual = x.clone()
+    for place, weight in enumerate(weights):  # each link by its twin, from what the link before gave
+        normed, residual = reference.add_rms_norm(one_by_one[place], residual, norm, 1e-5)
+        exact = reference.silu_and_mul(reference.linear(normed.double(), weight.double(), None, torch.float64))
+        torch.testing.assert_close(one_by_one[place + 1].double(), exact, rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize(("rows", "length", "k"), [(1, 49152, 8), (4, 4864, 4), (300, 32000, 1), (7, 151936, 8)])
 def test_the_best_of_each_row(rows: int, length: int, k: int) -> None:
     x = 5 * noise(rows, length, dtype=torch.float32).cuda()

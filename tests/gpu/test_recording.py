@@ -11,7 +11,14 @@ import torch
 from pilotfish_engine.contract.speculation import PLAIN, Settings
 from pilotfish_engine.worker.graphs import StepGraphs
 from pilotfish_engine.worker.recording import CudaRecorder
-from tests.engine.conformance.conftest import checkpoints, engine, prompts, settings_of, target  # noqa: F401 (fixtures)
+from tests.engine.conformance.conftest import (  # noqa: F401 (fixtures)
+    checkpoints,
+    engine,
+    prompts,
+    settings_of,
+    target,
+    twin,
+)
 from tests.engine.conformance.harness import NUM_STEPS, Harness, fixed
 
 SIZE = 512

@@ -71,7 +71,8 @@ class Speculation:
 
 
 class TargetWorker:
-    """One step function, one controller, one state. graphs: of the step, where it is not to run as it is. memory_bytes:
+    """One step function, one controller, one state, which is written in inference mode alone: what is made there on
+    first use can be written nowhere else. graphs: of the step, where it is not to run as it is. memory_bytes:
     what was reserved, by what for."""
 
     def __init__(
@@ -109,17 +110,20 @@ class TargetWorker:
         )
         return max(proposer.slots_needed(settings), most_nodes(settings, self._limits.max_running_requests))
 
+    @torch.inference_mode()
     def admit(self, admission: Admission) -> None:
         self._step.state.admit(admission)
         if self._step.proposer is not None:
             self._step.proposer.admit(admission.row, admission.cached_len)
 
+    @torch.inference_mode()
     def release(self, row: int) -> None:
         self._step.state.release(row)
 
     def write_out(self, row: int) -> bytes:
         return write_out(self._step.state, self._step.caches, row)
 
+    @torch.inference_mode()
     def read_in(self, row: int, written: bytes) -> None:
         read_in(self._step.state, self._step.caches, row, written)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pilotfish_engine.kernels import reference
-from pilotfish_engine.kernels.cuda import attention, elementwise, matching, top
+from pilotfish_engine.kernels.cuda import attention, elementwise, linear, matching, top
 from tests.engine.kernels.test_kernels import Case, attention_case, close, noise, tolerance, within
 
 DTYPES = [torch.float32, torch.float16]  # the interpreter rounds to bfloat16 by cutting
@@ -41,6 +41,20 @@ def test_norms(dtype: torch.dtype, rows: int, width: int) -> None:
     assert summed is residual
     assert torch.equal(summed, total)
     close(normed, reference.rms_norm(total.double(), weight.double(), 1e-5))
+
+
+@pytest.mark.parametrize("out_dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 128, 1), (3, 512, 70), (16, 384, 33), (19, 256, 65)])
+def test_products_of_few_rows(rows: int, inputs: int, outputs: int, bias: bool, out_dtype: torch.dtype) -> None:
+    x, weight = noise(rows, inputs, dtype=torch.float16) / inputs**0.5, noise(outputs, inputs, dtype=torch.float16)
+    offset = noise(outputs, dtype=torch.float16, seed=1) if bias else None
+    found = linear.linear(x, weight, offset, out_dtype)
+    assert found.dtype is out_dtype
+    exact = reference.linear(x.double(), weight.double(), None if offset is None else offset.double(), torch.float64)
+    close(found.half(), exact)
+    alone = torch.cat([linear.linear(row[None], weight, offset, out_dtype) for row in x])
+    assert torch.equal(found, alone), "a row has the same bits alone and in a batch"
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pilotfish_engine.kernels.cuda import early
+from pilotfish_engine.kernels.cuda.early import await_others
 from pilotfish_engine.kernels.inputs import AttentionInputs
 
 MAX_DIM = 256  # of a head; the products take at least 16 of each side, so less is padded
@@ -157,8 +159,10 @@ def _attend(
     scale, window, num_tokens, num_requests, max_pages, num_tiles, splits,
     PAGE: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, TREE: tl.constexpr, WINDOW: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     TOKENS: tl.constexpr = ROWS // GROUP
+    await_others(EARLY)
     head = tl.program_id(0) % KV_HEADS
     split = tl.program_id(0) // KV_HEADS % splits
     tile = num_tiles - 1 - tl.program_id(0) // KV_HEADS // splits  # a long chunk's last tiles see most: they go first
@@ -205,7 +209,10 @@ def _attend(
 
 
 @triton.jit
-def _merge(parts, weights, out, DIM: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr):
+def _merge(
+    parts, weights, out, DIM: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr
+):  # fmt: skip
+    await_others(EARLY)
     query = tl.program_id(0).to(tl.int64)
     part = query * SPLITS + tl.arange(0, SPLITS)
     d = tl.arange(0, WIDTH)
@@ -290,8 +297,11 @@ def paged_attention(
         scale * LOG2_E, window or 0, tokens, requests, max_pages, cut.tiles, cut.splits,
         PAGE=page_size, GROUP=group, KV_HEADS=kv_heads, DIM=dim, WIDTH=width,
         ROWS=cut.rows, BLOCK=cut.block, SPLIT=is_split, TREE=mask is not None, WINDOW=window is not None,
-        num_warps=cut.num_warps, num_stages=cut.num_stages,
+        EARLY=early.is_possible(), num_warps=cut.num_warps, num_stages=cut.num_stages, launch_pdl=early.is_possible(),
     )  # fmt: skip
     if is_split:
-        _merge[(tokens * heads,)](parts, weights, out, DIM=dim, WIDTH=width, SPLITS=cut.splits, num_warps=4)
+        _merge[(tokens * heads,)](
+            parts, weights, out, DIM=dim, WIDTH=width, SPLITS=cut.splits, EARLY=early.is_possible(), num_warps=4,
+            launch_pdl=early.is_possible(),
+        )  # fmt: skip
     return out

@@ -7,6 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pilotfish_engine.kernels.cuda import early
+from pilotfish_engine.kernels.cuda.early import await_others
+
 TILE = 2048  # numbers that a program takes at once: several rows where they are short
 HEADS = 16  # that a program rotates
 GATED = 1024  # numbers that a program gates
@@ -15,13 +18,14 @@ GATED = 1024  # numbers that a program gates
 @triton.jit(do_not_specialize=["num_rows"])
 def _rms_norm(
     x, residual, weight, out, num_rows, eps,
-    LENGTH: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, ADD: tl.constexpr,
+    LENGTH: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
     place = row[:, None] * LENGTH + column[None, :]
     is_there = (row < num_rows)[:, None] & (column < LENGTH)[None, :]
     scale = tl.load(weight + column, mask=column < LENGTH, other=0.0).to(tl.float32)
+    await_others(EARLY)
     wide = tl.load(x + place, mask=is_there, other=0.0).to(tl.float32)
     if ADD:
         wide += tl.load(residual + place, mask=is_there, other=0.0).to(tl.float32)
@@ -41,7 +45,8 @@ def _norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Ten
     if num_rows:
         _rms_norm[(triton.cdiv(num_rows, rows),)](
             x, residual, weight, out, num_rows, eps,
-            LENGTH=length, WIDTH=width, ROWS=rows, ADD=residual is not None, num_warps=4 if width <= TILE else 8,
+            LENGTH=length, WIDTH=width, ROWS=rows, ADD=residual is not None, EARLY=early.is_possible(),
+            num_warps=4 if width <= TILE else 8, launch_pdl=early.is_possible(),
         )  # fmt: skip
     return out
 
@@ -58,11 +63,13 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 def _rope_and_write(
     qkv, positions, cos_sin, slots, q, k_cache, v_cache,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, HEADS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     HALF: tl.constexpr = DIM // 2
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     d = tl.arange(0, WIDTH)
+    await_others(EARLY)
     slot = tl.load(slots + token)
     angle = tl.load(positions + token) * DIM + d
     cos = tl.load(cos_sin + angle, mask=d < HALF, other=0.0)[None, :]
@@ -100,16 +107,19 @@ def rope_and_write(
         _rope_and_write[(tokens, triton.cdiv(heads + 2 * kv_heads, HEADS))](
             qkv, positions, cos_sin, slots, q, k_cache, v_cache,
             Q_HEADS=heads, KV_HEADS=kv_heads, DIM=dim, WIDTH=triton.next_power_of_2(dim // 2), HEADS=HEADS,
-            num_warps=4,
+            EARLY=early.is_possible(), num_warps=4, launch_pdl=early.is_possible(),
         )  # fmt: skip
     return q
 
 
 @triton.jit
-def _gate(gate_up, out, LENGTH: tl.constexpr, BLOCK: tl.constexpr, SILU: tl.constexpr):
+def _gate(
+    gate_up, out, LENGTH: tl.constexpr, BLOCK: tl.constexpr, SILU: tl.constexpr, EARLY: tl.constexpr
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_there = column < LENGTH
+    await_others(EARLY)
     gate = tl.load(gate_up + row * (2 * LENGTH) + column, mask=is_there, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * (2 * LENGTH) + LENGTH + column, mask=is_there, other=0.0).to(tl.float32)
     # x · sigmoid(2y) is x / 2 · (1 + tanh(y)), the usual form of the approximation
@@ -122,7 +132,10 @@ def _gated(gate_up: Tensor, silu: bool) -> Tensor:
     rows, length = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((rows, length))
     if rows:
-        _gate[(rows, triton.cdiv(length, GATED))](gate_up, out, LENGTH=length, BLOCK=GATED, SILU=silu, num_warps=4)
+        _gate[(rows, triton.cdiv(length, GATED))](
+            gate_up, out, LENGTH=length, BLOCK=GATED, SILU=silu, EARLY=early.is_possible(), num_warps=4,
+            launch_pdl=early.is_possible(),
+        )  # fmt: skip
     return out
 
 
