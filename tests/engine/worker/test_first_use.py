@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ PENALISED = {"repetition_penalty": 1.1, "presence_penalty": 0.1}
 
 
 @pytest.mark.parametrize("trial", [PENALISED, {"logit_bias": [(3, 1.0)]}, {"logprobs": 1}])
-def test_a_request_goes_through_after_a_trial_of_what_it_asks_for(trial: dict[str, object], tmp_path: Path) -> None:
+def test_a_request_goes_through_after_a_trial_of_what_it_asks_for(trial: dict[str, Any], tmp_path: Path) -> None:
     models.target_model().save_pretrained(tmp_path)
     parts = harness.load(tmp_path, "None", None, 16, 0, 1)
     with torch.inference_mode():  # as `measure_needs` does on a GPU
