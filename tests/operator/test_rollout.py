@@ -245,8 +245,8 @@ def test_on_a_cluster_a_serving_model_outlives_a_hub_that_is_away(
                 }],
             })  # fmt: skip
         assert "the hub answers 503" in condition(space, "Degraded", "PodFailing")
+        eventually(lambda: space.condition("fish", "Ready")[0] == "False", "it is said of both pods")
         assert space.replicas("fish") == 2
-        assert space.condition("fish", "Ready")[0] == "False"
 
 
 def test_on_a_cluster_a_broken_rollout_goes_back_and_on_when_the_spec_changes(
