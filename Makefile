@@ -21,12 +21,14 @@ ENVIRONMENT := $(VENV)/stamp/environment-$(call sum,requirements/tools.txt requi
 PROJECT := $(VENV)/stamp/project-$(call sum,pyproject.toml $(NATIVE))
 
 TYPED := engine operator benchmarks charts examples tests
-# A core each for the files of the first. The operator's mostly wait, each process with a control plane of its own. Of the
-# others one needs both cores, the rest have a cluster and find nobody beside it.
+# A core each for the files of the first, the longest file of few tests before the others, or one core would end with it
+# alone. The next mostly wait, each process with a control plane of its own. Of the others one needs both cores, the rest
+# have a whole cluster and find nobody beside it.
 REAL := tests/engine/test_real_model.py
-BESIDE := tests/attack tests/contract tests/house tests/clients tests/examples tests/gpu tests/engine --ignore=$(REAL)
-WAITING := tests/operator
-ALONE := $(REAL) tests/chart tests/cluster tests/e2e
+BESIDE := tests/engine/train tests/attack tests/contract tests/house tests/clients tests/examples tests/gpu tests/engine \
+	--ignore=$(REAL)
+WAITING := tests/operator tests/chart
+ALONE := $(REAL) tests/cluster tests/e2e
 PYTEST := $(PY) -m pytest --durations=10
 POLITE := GOMP_SPINCOUNT=3000 # as a served engine waits: threads that spin beside another process stop each other
 
@@ -69,7 +71,7 @@ test: install check sandbox  ## everything: check, build, every test
 ifdef TESTS
 	@$(POLITE) OMP_NUM_THREADS=2 $(PYTEST) $(TESTS)
 else
-	@$(POLITE) OMP_NUM_THREADS=1 $(PYTEST) -n 2 --dist loadfile $(BESIDE)
+	@$(POLITE) OMP_NUM_THREADS=1 $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder $(BESIDE)
 	@$(POLITE) OMP_NUM_THREADS=1 $(PYTEST) -n 3 --dist loadfile $(WAITING)
 	@$(POLITE) OMP_NUM_THREADS=2 $(PYTEST) $(ALONE)
 endif
