@@ -57,6 +57,18 @@ def test_a_machine_that_becomes_slow_for_all_moves_what_does_not_run_too() -> No
     assert subject.step_ms(PLAIN, BATCH, CONTEXT) == pytest.approx((slow - 0.1) * expected(PLAIN), rel=0.08)
 
 
+@pytest.mark.parametrize("differ", [-0.05, 0.05])
+def test_what_the_first_steps_of_a_load_differ_by_does_not_add_up(differ: float) -> None:
+    """Settings run in turn, a load each, and a load's first steps are faster (a cool GPU) or slower than its others."""
+    subject = MeasuredCosts(H200)
+    for settings in 4 * CHAINS:
+        for step in range(80):
+            ms = (1 + differ * 0.95**step) * expected(settings)
+            subject.observe(settings, BATCH, CONTEXT, ms)
+    for settings in CHAINS:
+        assert subject.step_ms(settings, BATCH, CONTEXT) == pytest.approx(expected(settings), rel=1.2 * abs(differ))
+
+
 def test_one_interrupted_step_moves_little() -> None:
     subject = MeasuredCosts(H200)
     for _ in range(50):

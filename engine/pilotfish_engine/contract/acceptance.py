@@ -16,7 +16,7 @@ from pilotfish_engine.contract.speculation import MAX_NUM_STEPS, Settings
 
 # An observation loses half its weight over this many request-steps (plain ones too), but not in fewer steps than these:
 # a large batch could be followed within a step, and would then follow noise.
-HALF_LIFE_REQUEST_STEPS = 128
+HALF_LIFE_REQUEST_STEPS = 96
 HALF_LIFE_STEPS = 16
 # Before anything was seen a draft token is accepted with this probability, worth so many observations. Hopeful, since
 # a wrong hope is corrected within a few steps and a wrong despair only by probes.

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from pilotfish_engine.contract.goodput import Costs, costs
 from pilotfish_engine.contract.speculation import Correction, CostProfile, Place, Settings
 
-_FOLLOWS = 8  # steps over which what all settings have in common is followed,
-_KEEPS = 32  # and over which one setting's difference from it
+_FOLLOWS = 8  # steps over which what runs is followed,
+_KEEPS = 32  # and after which it is known as well as ever
+_SHARED = 0.75  # of what a step missed is everybody's, however long ago its settings ran: were it less then, what the
+_SETTLES = 32  # first steps of a load differ by would drift, once a setting has run for so many steps
 _HOST_MEMORY = 32
 _CLIP = 3.0  # a first step this far from the profile says little more than that,
 _SURPRISE = 0.5  # and a later one that the machine interrupted no more than this share
@@ -84,10 +86,11 @@ class MeasuredCosts(Costs):
 class _Own:
     """One setting's difference from `common`, and the profile's time of its last step."""
 
-    def __init__(self, expected_ms: float, difference: float, count: float) -> None:
+    def __init__(self, expected_ms: float, difference: float, count: float, seen: int = 0) -> None:
         self.expected_ms = expected_ms
         self.difference = difference
         self.count = count
+        self.seen = seen
 
 
 class _Place:
@@ -101,7 +104,9 @@ class _Place:
         self._own: dict[Settings, _Own] = {}
         if like is not None:
             self.host_ms, self._common = like.host_ms, like._common
-            self._own = {s: _Own(own.expected_ms, own.difference, min(own.count, 1.0)) for s, own in like._own.items()}
+            self._own = {
+                s: _Own(own.expected_ms, own.difference, min(own.count, 1.0), own.seen) for s, own in like._own.items()
+            }
 
     @classmethod
     def read(cls, place: Place) -> _Place:
@@ -110,7 +115,7 @@ class _Place:
         found.host_ms, found._common, found._steps = place.host_ms, place.common, min(place.steps, _FOLLOWS)
         found._pauses = min(place.steps, _FOLLOWS)
         for one in place.settings:
-            found._own[one.settings] = _Own(one.expected_ms, one.difference, min(one.count, _FOLLOWS))
+            found._own[one.settings] = _Own(one.expected_ms, one.difference, min(one.count, _FOLLOWS), _SETTLES)
         return found
 
     def written(self, bits: int) -> Place:
@@ -131,11 +136,13 @@ class _Place:
         if own is None:
             difference = 0.0 if not self._own else factor - 1 - self._common
             own = self._own[settings] = _Own(expected_ms, difference, 0.0)
-        missed = ratio - factor
-        # the first setting's error is everybody's; a further one's first error is its own
-        share = 0.0 if not self._steps else 1 / (own.count + 1)
-        self._common += missed * (1 - share) / min(self._steps + 1, _FOLLOWS)
-        own.difference += missed * share
+        missed = (ratio - factor) * (max(1 / (own.count + 1), 1 / _FOLLOWS) if self._steps else 1.0)
+        # the first setting's error is everybody's, and a further one's its own until it has run for a while
+        is_first = not self._steps or len(self._own) == 1
+        shared = 1.0 if is_first else _SHARED * min(own.seen / _SETTLES, 1.0)
+        self._common += missed * shared
+        own.difference += missed * (1 - shared)
+        own.seen = min(own.seen + 1, _SETTLES)
         self._steps += 1
         for other in self._own.values():
             other.count *= _FORGETS
