@@ -25,8 +25,9 @@ TYPED := engine operator benchmarks charts examples tests
 # alone. The next mostly wait, each process with a control plane of its own. Of the others one needs both cores, the rest
 # have a whole cluster and find nobody beside it.
 REAL := tests/engine/test_real_model.py
-BESIDE := tests/engine/train tests/attack tests/contract tests/house tests/clients tests/examples tests/gpu tests/engine \
-	--ignore=$(REAL)
+LONG := tests/engine/train/
+BESIDE := $(LONG) tests/attack tests/contract tests/house tests/clients tests/examples tests/gpu \
+	$(filter-out $(REAL) $(LONG) %__pycache__/,$(wildcard tests/engine/*/ tests/engine/test_*.py))
 WAITING := tests/operator tests/chart
 ALONE := $(REAL) tests/cluster tests/e2e
 PYTEST := $(PY) -m pytest --durations=10
