@@ -35,7 +35,8 @@ def test_every_file_that_is_named_exists() -> None:
         assert any(place.exists() for place in places), name
 
 
-OURS = re.compile(r"(?<![\w/])(?:tests|docs|engine|operator|benchmarks|examples|charts|crds|requirements)/[\w./-]*\w")
+FOLDERS = "tests|docs|engine|operator|benchmarks|examples|charts|crds|requirements"
+OURS = re.compile(rf"(?<![\w/])(?:{FOLDERS})/[\w./-]*\w(?![\w*])")
 
 
 def test_no_text_cites_what_is_not_in_the_repository() -> None:
