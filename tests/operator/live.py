@@ -250,6 +250,13 @@ class OperatorProcess:
                     return float(line.split()[1])
         return 0.0
 
+    def after_turns(self, count: int) -> None:
+        """Returns when so many more turns have ended: what it has not done in them it does not do, however slow this
+        machine is."""
+        name = "pilotfish_operator_turn_seconds_count"
+        before = self.metric(name)
+        eventually(lambda: self.metric(name) >= before + count, f"{count} turns", 60)
+
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         """The exit code."""
         if self.process.poll() is None:

@@ -31,12 +31,12 @@ def test_of_two_operators_one_acts_and_the_other_keeps_its_decisions(
     eventually(lambda: len(kubelet.engines) == 2 and engine.puts, "all serve")
     held = engine.envelope
     assert second.metric(LEADING) == 0
-    assert first.metric(TAKEN) > 0
+    eventually(lambda: first.metric(TAKEN) > 0, "it counts what engines took")
     assert second.metric(TAKEN) == 0
     assert "Scaled" not in second.text()
     first.end(signal.SIGKILL)
     eventually(lambda: second.metric(LEADING) == 1, "the second takes over", 30)
-    time.sleep(4)  # its windows are not full yet
+    second.after_turns(4)  # its windows are not full yet
     assert space.replicas("fish") == 2
     assert engine.envelope == held
     second.end()
@@ -110,6 +110,6 @@ def test_missing_rights_are_said_and_what_is_unseen_is_not_taken_for_absent(spac
     process = operator()
     eventually(lambda: "cannot list pods" in process.text() and "forbidden" in process.text(), "it says what it lacks")
     space.apply("fish")
-    time.sleep(3)
+    process.after_turns(3)
     assert not space.all(DEPLOYMENTS)
     assert process.healthz()[0] == 200

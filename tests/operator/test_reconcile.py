@@ -106,7 +106,7 @@ def test_what_the_engine_refuses_becomes_a_condition_and_no_crash_loop(
 ) -> None:
     sentence = "draft file:///d.gguf has 10 tokens and the target 49152; use a draft of the same vocabulary"
     kubelet.exits = lambda pod: (2, f"INFO starting\npilotfish-engine: {sentence}\n")
-    operator()
+    process = operator()
     space.apply("fish", {"speculation": {"method": "STANDALONE", "draft": {"source": "file:///d.gguf"}}})
     eventually(lambda: space.replicas("fish") == 0, "no pods run")
     # a pod that waits for its node for a moment may be the reason before this one
@@ -115,7 +115,7 @@ def test_what_the_engine_refuses_becomes_a_condition_and_no_crash_loop(
     assert "until the spec changes" in message
     assert space.condition("fish", "DraftCompatible")[0] == "False"
     eventually(lambda: not space.all(PODS), "the pod is gone")
-    time.sleep(3)
+    process.after_turns(3)
     assert space.replicas("fish") == 0
     kubelet.exits = lambda pod: None
     space.apply("fish", {"speculation": {"method": "NGRAM"}})
