@@ -10,10 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntFlag
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pilotfish_engine.contract.speculation import CostProfile, DeviceReport, Effective, Envelope, Finding, Learned
 from pilotfish_engine.messages import SamplingParams
+
+if TYPE_CHECKING:
+    import numpy as np
+    from llguidance import LLMatcher
+    from numpy.typing import NDArray
 
 
 class Traits(IntFlag):
@@ -29,6 +34,17 @@ class Traits(IntFlag):
     BOUNDED = 64  # by a minimum length
 
 
+class MaskOfNode(Protocol):
+    """How the mask of a node is made: by the library of `inner`, where there is one, and then by `finish`."""
+
+    @property
+    def inner(self) -> LLMatcher | None: ...
+
+    def finish(self, mask: NDArray[np.uint8]) -> None:
+        """In place, a bit for each token, lowest first."""
+        ...
+
+
 class GrammarMatcher(Protocol):
     """One answer's place in its grammar. error: why it cannot go on, or None."""
 
@@ -39,8 +55,8 @@ class GrammarMatcher(Protocol):
         """These tokens were committed."""
         ...
 
-    def masks(self, token_ids: Sequence[int], parents: Sequence[int]) -> list[bytes | None]:
-        """Returns what may follow each node of a tree under the last token. None: None: any."""
+    def ask(self, token_ids: Sequence[int], parents: Sequence[int]) -> Sequence[MaskOfNode | None]:
+        """For each node of a tree under the last committed token what makes its mask, None: any token may follow."""
         ...
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from pilotfish_engine import kernels
 from pilotfish_engine.kernels import reference
 from pilotfish_engine.kernels.inputs import AttentionInputs
-from tests.engine.kernels.test_kernels import CASES, Case, attention_case, noise, within
+from tests.engine.kernels.test_kernels import CASES, Case, attention_case, noise, within, words
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 DTYPES = list(TOLERANCE)
@@ -194,6 +194,17 @@ def test_the_best_of_each_row(rows: int, length: int, k: int) -> None:
         scores, found = kernels.top_log_probs(x, k)
     close(scores, expected)
     assert torch.equal(found, places)
+
+
+@pytest.mark.parametrize(("rows", "length"), [(1, 49152), (64, 49423), (300, 151936)])
+def test_what_is_ruled_out(rows: int, length: int) -> None:
+    x, allowed = noise(rows, length, dtype=torch.float32), words(rows, length)
+    expected = reference.rule_out(x, allowed)
+    x, allowed = x.cuda(), allowed.cuda()
+    kernels.rule_out(x, allowed)  # compiled
+    with no_syncs():
+        found = kernels.rule_out(x, allowed)
+    assert torch.equal(found.cpu(), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

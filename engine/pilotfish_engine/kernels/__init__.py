@@ -1,5 +1,5 @@
 """The engine's kernels: `rms_norm`, `add_rms_norm`, `rope_and_write`, `silu_and_mul`, `gelu_and_mul`,
-`paged_attention`, `linear`, `match_rows`, `top_log_probs`.
+`paged_attention`, `linear`, `match_rows`, `top_log_probs`, `rule_out`.
 
 Each call goes to an implementation of its first tensor's device and dtype (`backend`): C++ on a CPU in float32 and
 bfloat16, Triton on a CUDA device in those and float16, else the plain-torch twin in `reference`, where the contracts
@@ -26,6 +26,7 @@ __all__ = [
     "paged_attention",
     "rms_norm",
     "rope_and_write",
+    "rule_out",
     "silu_and_mul",
     "top_log_probs",
 ]
@@ -56,6 +57,7 @@ ATTENTION = Operation(
 TOP_LOG_PROBS = Operation(
     reference.top_log_probs, checks.top_log_probs, lambda backend: backend.top_log_probs, BACKENDS
 )
+RULE_OUT = Operation(reference.rule_out, checks.rule_out, lambda backend: backend.rule_out, BACKENDS)
 MATCH_ROWS = Operation(reference.match_rows, checks.match_rows, lambda backend: backend.match_rows, BACKENDS)
 
 
@@ -65,6 +67,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtype: tor
 
 def top_log_probs(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return TOP_LOG_PROBS(x, k)
+
+
+def rule_out(logits: Tensor, allowed: Tensor) -> Tensor:
+    return RULE_OUT(logits, allowed)
 
 
 def match_rows(logits: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:

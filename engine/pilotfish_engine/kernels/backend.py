@@ -39,6 +39,7 @@ RopeAndWrite = Implementation[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 Gate = Implementation[Tensor]
 Attention = Implementation[Tensor, Tensor, int, AttentionInputs, float, int | None, Tensor]
 TopLogProbs = Implementation[int, tuple[Tensor, Tensor]]
+RuleOut = Implementation[Tensor, Tensor]
 MatchRows = Implementation[Tensor, Tensor, Tensor]
 
 
@@ -56,6 +57,7 @@ class Backend:
     gelu_and_mul: tuple[Gate, ...] = ()
     paged_attention: tuple[Attention, ...] = ()
     top_log_probs: tuple[TopLogProbs, ...] = ()
+    rule_out: tuple[RuleOut, ...] = ()
     match_rows: tuple[MatchRows, ...] = ()
 
 

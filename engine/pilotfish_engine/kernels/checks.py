@@ -86,6 +86,12 @@ def top_log_probs(x: Tensor, k: int) -> None:
     assert 0 < k <= x.shape[1]
 
 
+def rule_out(logits: Tensor, allowed: Tensor) -> None:
+    dense(logits.dtype, logits)
+    dense(torch.int32, allowed)
+    assert allowed.shape == (logits.shape[0], -(-logits.shape[1] // 32))
+
+
 def match_rows(logits: Tensor, wanted: Tensor, weights: Tensor) -> None:
     dense(logits.dtype, logits, wanted)
     dense(torch.float32, weights)

@@ -64,6 +64,16 @@ def top_log_probs(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return best - x.logsumexp(dim=1, keepdim=True), places
 
 
+def rule_out(logits: Tensor, allowed: Tensor) -> Tensor:
+    """logits [N, V] with minus infinity added to tokens whose bit of allowed, int32 [N, ⌈V / 32⌉], is not set. Bits
+    count from the lowest; NaN stays NaN."""
+    byte, bit = torch.arange(256, device=logits.device), torch.arange(8, device=logits.device)
+    by_byte = torch.zeros(256, 8, dtype=logits.dtype, device=logits.device)
+    by_byte.masked_fill_((byte.unsqueeze(1) >> bit) & 1 == 0, -torch.inf)
+    added = functional.embedding(allowed.view(torch.uint8).to(torch.int32), by_byte)  # words are little-endian
+    return added.flatten(1)[:, : logits.shape[1]].add_(logits)
+
+
 def match_rows(logits: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
     """Cross-entropy of each row of logits [N, V] with the shares wanted [N, V], times its weight float32 [N] → float32
     [N]. The gradient of their sum is left in place of the logits. Shares need not add up to 1."""

@@ -1,23 +1,23 @@
-"""Grammars as masks over the vocabulary: which tokens may follow each node of a draft tree.
+"""Compiles grammars for a vocabulary, in a thread of its own and bounded by the limits below.
 
-Torch-free; everything here runs on the host. Compiling happens in a thread of its own, bounded by the limits below;
-matching is llguidance's (Earley over a lexer of derivatives, https://github.com/guidance-ai/llguidance).
+Torch-free; everything here runs on the host. The library is llguidance (Earley over a lexer of derivatives,
+https://github.com/guidance-ai/llguidance).
 """
 
 from __future__ import annotations
 
 import json
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from pilotfish_engine.errors import RequestError
 from pilotfish_engine.messages import SPACES, Grammar, Stage
-from pilotfish_engine.sampling.stages import Place, Stages
+from pilotfish_engine.sampling.matcher import Matcher, reason, short
+from pilotfish_engine.sampling.stages import Stages
 from pilotfish_engine.types import CompiledGrammar
 
 FIELD = "grammar"
@@ -27,137 +27,6 @@ MAX_GBNF_RULES = 500
 MAX_LEXER_STATES = 50_000  # up to 2 kB each
 MAX_KEPT = 64  # compiled grammars
 _BLANKS = r"/[ \t\r\n]{0,16}/"
-MAX_REASON = 300  # characters
-STUCK = {  # reasons that the library gives by name only
-    "NoExtension": "nothing can follow here: references that lead back to themselves, or parts that exclude each other",
-    "LexerTooComplex": "its strings have too many cases here; simpler patterns would work",
-    "ParserTooComplex": "it has too many cases here; a simpler one would work",
-}
-
-
-@dataclass(frozen=True)
-class _Cursor:
-    """A place before the grammar, or None within it; `inner` is the grammar's state."""
-
-    place: Place | None
-    inner: LLMatcher
-
-    def copy(self) -> _Cursor:
-        return self if self.place is not None else _Cursor(None, self.inner.deep_copy())
-
-
-class Matcher:
-    """One answer's place in its grammar, or in what comes before it. error: why it cannot go on, or None."""
-
-    def __init__(
-        self,
-        inner: LLMatcher,
-        ends: Sequence[int],
-        ends_late: bool,
-        stages: Stages | None = None,
-        doubtful: Sequence[int] = (),
-    ) -> None:
-        """inner: nobody else's. doubtful: tokens of which the library's masks have too many."""
-        self._doubtful = doubtful
-        self._stages = stages
-        self._cursor = _Cursor(None if stages is None else stages.first(), inner)
-        self._ends = frozenset(ends)
-        self._ends_late = ends_late
-        self._ended = False
-        self.error: str | None = None
-
-    def advance(self, token_ids: Sequence[int]) -> None:
-        """These tokens were committed. What follows an end is ignored."""
-        for token in token_ids:
-            if self._ended or self.error is not None:
-                return
-            if token in self._ends:
-                self._ended = True
-                continue
-            following = self._behind(self._cursor, token)
-            if following is None:
-                self.error = _reason(self._cursor.inner)
-            else:
-                self._cursor = following
-
-    def masks(self, token_ids: Sequence[int], parents: Sequence[int]) -> list[bytes | None]:
-        """Returns for each node of a tree the tokens that may follow it. Each is a bit, the lowest first; None: any,
-        as the answer has ended there, the grammar has not begun, or the node is none that could be accepted. Node 0
-        is the last committed token; parents come before their children."""
-        found: list[bytes | None] = [None] * len(token_ids)
-        if self._ended or self.error is not None:
-            return found
-        found[0] = self._mask(self._cursor)
-        if found[0] is None and self._cursor.inner.is_error():
-            self.error = _reason(self._cursor.inner)
-            return found
-        if found[0] is not None and not any(found[0]):
-            self.error = "no token of the model continues the answer as the grammar wants it"
-        children: Mapping[int, list[int]] = defaultdict(list)
-        for node in range(1, len(token_ids)):
-            children[parents[node]].append(node)
-        if children:
-            self._visit(self._cursor.copy(), 0, token_ids, children, found)
-        return found
-
-    def _visit(
-        self,
-        cursor: _Cursor,
-        node: int,
-        token_ids: Sequence[int],
-        children: Mapping[int, list[int]],
-        found: list[bytes | None],
-    ) -> None:
-        """The masks behind `node`, whose cursor is used up."""
-        mask, below = found[node], children[node]
-        for child in below:
-            token = token_ids[child]
-            if token in self._ends or not (mask is None or mask[token >> 3] >> (token & 7) & 1):
-                continue
-            branch = self._behind(cursor if child == below[-1] else cursor.copy(), token)
-            if branch is None:
-                continue
-            found[child] = self._mask(branch)
-            if not branch.inner.is_error():
-                self._visit(branch, child, token_ids, children, found)
-
-    def _behind(self, cursor: _Cursor, token: int) -> _Cursor | None:
-        """None: the token cannot follow. A cursor within the grammar is used up; of one before it the grammar is left
-        as it is, for another branch to begin."""
-        if cursor.place is None:
-            return cursor if cursor.inner.consume_token(token) else None
-        assert self._stages is not None, "a place is one of the stages"
-        place, taken = self._stages.step(cursor.place, token)
-        if place is not None:
-            return _Cursor(place, cursor.inner)
-        begun = _Cursor(None, cursor.inner.deep_copy())
-        return begun if taken else self._behind(begun, token)
-
-    def _mask(self, cursor: _Cursor) -> bytes | None:
-        if cursor.place is None or self._stages is None:
-            return self._grammar_mask(cursor.inner)
-        begin = self._stages.optional(cursor.place)
-        if begin is None:
-            return self._stages.mask(cursor.place)
-        found = self._grammar_mask(cursor.inner.deep_copy())
-        if found is None:
-            return None
-        mask = bytearray(found)
-        mask[begin >> 3] |= 1 << (begin & 7)
-        return bytes(mask)
-
-    def _grammar_mask(self, inner: LLMatcher) -> bytes | None:
-        mask = bytearray(inner.compute_bitmask())
-        if inner.is_error():
-            return None
-        for token in self._doubtful:
-            if mask[token >> 3] >> (token & 7) & 1 and not inner.validate_tokens([token]):
-                mask[token >> 3] &= ~(1 << (token & 7))
-        may_end = inner.is_accepting() and (inner.is_stopped() or not self._ends_late)
-        for token in self._ends:
-            bit = 1 << (token & 7)
-            mask[token >> 3] = mask[token >> 3] | bit if may_end else mask[token >> 3] & ~bit
-        return bytes(mask)
 
 
 class _Compiled:
@@ -224,7 +93,7 @@ class Grammars:
         source = _source(grammar) if not grammar.after else _behind_blanks(_source(grammar))
         inner = LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
         if inner.is_error():
-            raise RequestError(f"this {grammar.kind} cannot be used: {_reason(inner)}", FIELD)
+            raise RequestError(f"this {grammar.kind} cannot be used: {reason(inner)}", FIELD)
         trial = inner.deep_copy()
         trial.compute_bitmask()
         if trial.is_error() or (trial.is_stopped() and not trial.is_accepting()):
@@ -310,7 +179,7 @@ def _as_json(text: str) -> str:
         schema = json.loads(text)
         return json.dumps(SPACES | schema if isinstance(schema, dict) else schema)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"this json_schema is not JSON: {_short(str(error))}", FIELD) from error
+        raise RequestError(f"this json_schema is not JSON: {short(str(error))}", FIELD) from error
 
 
 def _as_lark(text: str) -> str:
@@ -324,14 +193,4 @@ def _as_lark(text: str) -> str:
     try:
         return gbnf_to_lark(text)
     except Exception as error:  # the library raises no narrower class
-        raise RequestError(f"this ebnf cannot be used: {_short(str(error))}", FIELD) from error
-
-
-def _reason(inner: LLMatcher) -> str:
-    error = inner.get_error()
-    return _short(next((words for name, words in STUCK.items() if name in error), error))
-
-
-def _short(text: str) -> str:
-    words = " ".join(text.split())
-    return words if len(words) <= MAX_REASON else words[:MAX_REASON] + "…"
+        raise RequestError(f"this ebnf cannot be used: {short(str(error))}", FIELD) from error

@@ -1,19 +1,21 @@
-"""Knows the rows whose answers follow a grammar. Gives the masks of their nodes as one tensor.
+"""Keeps the rows whose answers follow a grammar, and makes the masks of their nodes as one tensor.
 
-The only part of a step that needs the host between draft and target pass, and it is run only while such a row is in the
-batch.
+The only part of a step that needs the host, and only while such a row is in the batch: it reads what was drafted, and
+makes the masks while the target's pass runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from pilotfish_engine.errors import RequestError
-from pilotfish_engine.types import GrammarMatcher
+from pilotfish_engine.sampling.matcher import fill
+from pilotfish_engine.types import GrammarMatcher, MaskOfNode
 
 
 @dataclass(frozen=True)
@@ -28,10 +30,19 @@ class TreeNodes:
     size: int  # N
 
 
+@dataclass(frozen=True)
+class Asked:
+    """By row the masks that are to be made, with their places in a pass of `size` places."""
+
+    wanted: Mapping[int, Sequence[tuple[MaskOfNode, int]]]
+    size: int
+
+
 class GrammarRows:
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._words = -(-vocab_size // 32)
         self._device = device
+        self._masks = torch.empty(0, self._words, dtype=torch.int32)
         self._matchers: dict[int, GrammarMatcher] = {}
         self._broken: dict[int, str] = {}  # why a row's matcher is not asked again
 
@@ -43,21 +54,38 @@ class GrammarRows:
         self._matchers.pop(row, None)
         self._broken.pop(row, None)
 
-    def allowed(self, host_rows: Sequence[int], nodes: TreeNodes | None = None) -> torch.Tensor | None:
-        """int32 [N, ⌈V / 32⌉], a bit for each token that may follow a place; None when no row has a grammar. Without
-        `nodes`, place i is the last known token of host_rows[i]."""
+    def ask(self, host_rows: Sequence[int], nodes: TreeNodes | None = None) -> Asked | None:
+        """Whose masks a pass needs; None when no row has a grammar. Without `nodes`, place i is the last known token of
+        host_rows[i]. Waits for the draft's tokens, where there are some, and not for what is launched behind this."""
         members = [(at, self._matchers[row]) for at, row in enumerate(host_rows) if row in self._matchers]
         if not members:
             return None
-        words = torch.full((len(host_rows) if nodes is None else nodes.size, self._words), -1, dtype=torch.int32)
+        wanted = dict[int, list[tuple[MaskOfNode, int]]]()
         for (at, matcher), (token_ids, parents, places) in zip(members, _copied(members, nodes), strict=True):
-            masks: Sequence[bytes | None] = ()
             with self._blaming(host_rows[at]):
-                masks = matcher.masks(token_ids, parents)
-            for place, mask in zip(places, masks, strict=False):
-                if mask is not None:
-                    words[place] = torch.frombuffer(bytearray(mask), dtype=torch.int32)[: self._words]
-        return words.to(self._device)
+                asked = zip(matcher.ask(token_ids, parents), places, strict=True)
+                wanted[host_rows[at]] = [(one, place) for one, place in asked if one is not None]
+        return Asked(wanted, len(host_rows) if nodes is None else nodes.size)
+
+    def allowed(self, asked: Asked | None) -> torch.Tensor | None:
+        """int32 [N, ⌈V / 32⌉], a bit for each token that may follow a place, on the device; holds until the next call.
+        The device may be at work meanwhile."""
+        if asked is None:
+            return None
+        if asked.size > len(self._masks):
+            pinned = self._device.type == "cuda"
+            self._masks = torch.empty(asked.size, self._words, dtype=torch.int32, pin_memory=pinned)
+        masks = self._masks[: asked.size].fill_(-1)
+        on_host = masks.numpy().view(np.uint8)
+        try:
+            fill([one for wanted in asked.wanted.values() for one in wanted], on_host)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # somebody's: each on its own
+            for row, wanted in asked.wanted.items():
+                with self._blaming(row):
+                    fill(wanted, on_host)
+        return masks.to(self._device, non_blocking=True)
 
     def advance(self, host_rows: Sequence[int], committed: Sequence[Sequence[int]]) -> dict[int, RequestError]:
         """The tokens that a step committed to each row, where there were some. Returns why rows cannot go on, by their

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from pilotfish_engine import kernels
 from pilotfish_engine.errors import RequestError
 from pilotfish_engine.messages import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, SamplingParams
 from pilotfish_engine.model.memory import put
@@ -95,7 +96,7 @@ class Processors:
         if Traits.PENALISED in traits:
             logits = self._penalise(logits, token_rows, paths)
         if allowed is not None:
-            logits = torch.where(_bits(allowed, logits.shape[1]), logits, RULED_OUT)
+            logits = kernels.rule_out(logits.contiguous(), allowed)
         if Traits.BOUNDED in traits:
             early = (positions < self._first_end[token_rows]).unsqueeze(1)
             ends = torch.where(early, self._end_bias[token_rows], 0.0)
@@ -160,9 +161,3 @@ class Processors:
         added_to, added = zip(*entries, *padding, strict=True)
         ids[row] = put(added_to, torch.int64, self._device)
         values[row] = put(added, torch.float32, self._device)
-
-
-def _bits(words: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """bool [N, V]."""
-    shifts = torch.arange(32, dtype=torch.int32, device=words.device)
-    return ((words.unsqueeze(2) >> shifts) & 1).to(torch.bool).flatten(1)[:, :vocab_size]

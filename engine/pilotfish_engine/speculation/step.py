@@ -1,7 +1,7 @@
-"""One decode step of a batch, for every method and for none: draft → verify → commit.
+"""One decode step of a batch, for every method and for none: draft → forward → verify → commit.
 
 Tensor code over fixed shapes; nothing here copies to the host, branches on data or loops over requests. The masks of a
-grammar are made on the host between draft and target pass, only while such a request is in the batch.
+grammar are made on the host while the target's pass runs, only while such a request is in the batch.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class StepResult:
 
 
 @dataclass(frozen=True)
-class Verified:
-    """What the target says of a tree. verdict: draw.NONE where its logits give no token; drafted: int64 [B], how many
-    nodes beside the root; by place in the pass the hidden states and the logits, float32 [N, V]."""
+class Passed:
+    """The target's pass over a tree, by its N places: int64 token_ids and positions of the tokens to come, the hidden
+    states and the logits, float32 [N, V]."""
 
-    verdict: Verdict
-    drafted: torch.Tensor
+    token_ids: torch.Tensor
+    positions: torch.Tensor
     hidden: TargetHidden
     logits: torch.Tensor
 
@@ -64,8 +64,15 @@ class Step:
         """Drafts, verifies, commits. Where the draft has read all that it has to, which is `catch_up`'s: so it is the
         same work for all rows of the same traits, but for the masks of a grammar."""
         tree = self.draft(rows, settings)
-        allowed = self.state.grammars.allowed(rows.host, tree.nodes)
-        return self.commit(rows, settings, self.verify(rows, tree, settings.num_steps, allowed))
+        asked = self.state.grammars.ask(rows.host, tree.nodes)
+        passed = self.forward(rows, tree)
+        return self.judge(rows, settings, tree, passed, self.state.grammars.allowed(asked))
+
+    def judge(
+        self, rows: Rows, settings: Settings, tree: DraftTree, passed: Passed, allowed: torch.Tensor | None = None
+    ) -> StepResult:
+        """Verifies and commits."""
+        return self.commit(rows, settings, tree, passed, self.verify(rows, tree, passed, settings.num_steps, allowed))
 
     @property
     def caches(self) -> list[KVCache]:
@@ -98,9 +105,8 @@ class Step:
         candidates = candidates.only(rows.index != self.state.padding_row)
         return cut(root_ids, candidates, settings.num_draft_tokens, settings.num_steps)
 
-    def verify(self, rows: Rows, tree: DraftTree, num_steps: int, allowed: torch.Tensor | None = None) -> Verified:
-        """Draws the target's own token after each node, and takes the path that agrees. num_steps bounds the tree's
-        depth; allowed: what grammars let follow each place of the pass."""
+    def forward(self, rows: Rows, tree: DraftTree) -> Passed:
+        """Runs the target over a tree's nodes, and writes their KV behind what is committed."""
         state, prefix = self.state, self.state.seq_lens[rows.index]
         token_rows = rows.of(tree.request)
         positions = tree.packed(prefix.unsqueeze(1) + tree.depth)
@@ -119,33 +125,38 @@ class Step:
         )
         hidden, aux = self.target.forward(inputs, self.kv, () if self.proposer is None else self.proposer.aux_layers)
         logits = self.target.logits(hidden)
+        return Passed(inputs.token_ids, positions + 1, TargetHidden(hidden, tuple(aux)), logits)
+
+    def verify(
+        self, rows: Rows, tree: DraftTree, passed: Passed, num_steps: int, allowed: torch.Tensor | None = None
+    ) -> Verdict:
+        """Draws the target's own token after each node, draw.NONE where its logits give none, and takes the path that
+        agrees. num_steps bounds the tree's depth; allowed: what grammars let follow each place of the pass."""
         paths = None
         if Traits.PENALISED in rows.traits:
-            paths = Paths(inputs.token_ids, tree.packed(tree.flat.gather(1, tree.parents)), num_steps)
-        drawn = state.choose(logits, token_rows, positions + 1, paths, allowed)
+            paths = Paths(passed.token_ids, tree.packed(tree.flat.gather(1, tree.parents)), num_steps)
+        drawn = self.state.choose(passed.logits, rows.of(tree.request), passed.positions, paths, allowed)
         verdict = verify(tree, drawn[tree.flat], num_steps)
-        if self.ranks is not None:
-            verdict = verdict.broadcast(self.ranks)
-        return Verified(verdict, tree.real.sum(dim=1) - 1, TargetHidden(hidden, tuple(aux)), logits)
+        return verdict if self.ranks is None else verdict.broadcast(self.ranks)
 
-    def commit(self, rows: Rows, settings: Settings, found: Verified) -> StepResult:
+    def commit(self, rows: Rows, settings: Settings, tree: DraftTree, passed: Passed, verdict: Verdict) -> StepResult:
         """Moves target KV, known tokens and the method's own state to behind the accepted path."""
         # where there is no token the host ends the request; until then it goes on from a token like any other
-        known = replace(found.verdict, next_token_ids=found.verdict.next_token_ids.clamp_min(0))
+        known = replace(verdict, next_token_ids=verdict.next_token_ids.clamp_min(0))
         if settings.topk > 1 and settings.num_steps > 0:
             _move_accepted(self.state, self.kv, rows, known.path)
         self.state.commit(rows, known.next_token_ids, known.accept_lens)
         if self.proposer is not None and settings.num_steps == 0:
-            self.proposer.skipped(rows, found.hidden)
+            self.proposer.skipped(rows, passed.hidden)
         elif self.proposer is not None:
-            self.proposer.accepted(rows, settings, known, found.hidden)
+            self.proposer.accepted(rows, settings, known, passed.hidden)
         logprobs = None
         if Traits.SCORED in rows.traits:
-            logprobs = score(found.logits[known.flat.flatten()], known.next_token_ids.flatten())
+            logprobs = score(passed.logits[known.flat.flatten()], known.next_token_ids.flatten())
         return StepResult(
-            next_token_ids=found.verdict.next_token_ids.flatten().to(torch.int32),
+            next_token_ids=verdict.next_token_ids.flatten().to(torch.int32),
             accept_lens=known.accept_lens.to(torch.int32),
-            draft_lens=found.drafted.to(torch.int32),
+            draft_lens=(tree.real.sum(dim=1) - 1).to(torch.int32),
             num_draft_tokens=known.next_token_ids.shape[1],
             logprobs=logprobs,
         )

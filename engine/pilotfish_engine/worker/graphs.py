@@ -3,7 +3,7 @@ settings and traits of its rows, and replayed from then on; the host launches on
 
 Batches are padded to a bucket with the state's row of padding. What can win by the profile is recorded at the start
 (`ahead`). Of other kinds the first step runs as it is, which loads its kernels; the second is recorded. Where the host
-works within a step (a grammar's masks, between draft and target pass) it is two graphs.
+works within a step it is three graphs: a grammar's masks follow the draft, and are made while the target's pass runs.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from pilotfish_engine.batch.rows import Rows
 from pilotfish_engine.contract.speculation import Settings
 from pilotfish_engine.model.memory import put
 from pilotfish_engine.sampling.logprobs import Logprobs
-from pilotfish_engine.speculation.step import Step, StepResult
-from pilotfish_engine.speculation.tree import DraftTree
+from pilotfish_engine.speculation.step import Passed, Step, StepResult
 from pilotfish_engine.types import Traits
 from pilotfish_engine.worker.recording import CudaRecorder, Recorder, Recordings
 
@@ -91,34 +90,41 @@ class _StepGraph(_Graph):
         self._recordings = recordings
         self._settings = settings
         self._whole = _Part(recordings, lambda: self._padded(step))
-        # with a grammar: the part before the masks, and the part that reads them
-        self._first = _Part(recordings, lambda: self._padded(step.draft))
-        self._second: _Part[StepResult] | None = None
+        # with a grammar: before its masks are asked for, while they are made, and what reads them
+        self._draft = _Part(recordings, lambda: self._padded(step.draft))
+        self._forward: _Part[Passed] | None = None
+        self._judge: _Part[StepResult] | None = None
         self._allowed = self.rows.index.new_empty(0)
 
     def __call__(self, host_rows: Sequence[int]) -> StepResult:
         """host_rows: of the batch at hand."""
         if Traits.GUIDED not in self.rows.traits:
             return self._whole()
-        tree = self._first()
-        allowed = self._step.state.grammars.allowed(host_rows, tree.nodes)
+        step, grammars = self._step, self._step.state.grammars
+        tree = self._draft()
+        asked = grammars.ask(host_rows, tree.nodes)
+        if not self._draft.recorded:  # the tree is another one each time
+            passed = step.forward(self.rows, tree)
+            return step.judge(self.rows, self._settings, tree, passed, grammars.allowed(asked))
+        if self._forward is None:
+            self._forward = _Part(self._recordings, lambda: step.forward(self.rows, tree))
+        passed = self._forward()
+        allowed = grammars.allowed(asked)
         assert allowed is not None, "a row has a grammar"
-        if not self._first.recorded:  # the tree is another one each time
-            return self._judge(tree, allowed)
-        if self._second is None:
-            self._allowed = allowed
-            self._second = _Part(self._recordings, lambda: self._judge(tree, self._allowed))
+        if not self._forward.recorded:
+            return step.judge(self.rows, self._settings, tree, passed, allowed)
+        if self._judge is None:
+            self._allowed = allowed.clone()
+            self._judge = _Part(
+                self._recordings, lambda: step.judge(self.rows, self._settings, tree, passed, self._allowed)
+            )
         else:
             self._allowed.copy_(allowed)
-        return self._second()
+        return self._judge()
 
     def record(self) -> None:
         """Now, instead of at the next step; without a grammar."""
         self._whole.record()
-
-    def _judge(self, tree: DraftTree, allowed: torch.Tensor) -> StepResult:
-        found = self._step.verify(self.rows, tree, self._settings.num_steps, allowed)
-        return self._step.commit(self.rows, self._settings, found)
 
     def _padded(self, part: Callable[[Rows, Settings], Result]) -> Result:
         self._step.state.clear_padding()

@@ -101,7 +101,7 @@ class _Bench:
         def run(rows: Rows) -> object:
             root = step.draft(rows, PLAIN)
             tree = root if width == 1 else _chain(root.token_ids[:, 0], width)
-            return step.verify(rows, tree, width - 1)
+            return step.verify(rows, tree, step.forward(rows, tree), width - 1)
 
         return run
 

@@ -291,7 +291,7 @@ class TargetWorker:
             return values.new_zeros(len(chunks), *values.shape[1:]).index_copy_(0, which, values)
 
         logits = self._step.target.logits(hidden[which])
-        allowed = state.grammars.allowed(rows.host)
+        allowed = state.grammars.allowed(state.grammars.ask(rows.host))
         drawn = state.choose(logits, rows, at[1], allowed=allowed)
         if self._step.ranks is not None:
             drawn = self._step.ranks.broadcast(drawn)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from pilotfish_engine.kernels import reference
-from pilotfish_engine.kernels.cuda import attention, elementwise, linear, matching, top
-from tests.engine.kernels.test_kernels import Case, attention_case, close, noise, tolerance, within
+from pilotfish_engine.kernels.cuda import attention, elementwise, linear, matching, ruling, top
+from tests.engine.kernels.test_kernels import Case, attention_case, close, noise, tolerance, within, words
 
 DTYPES = [torch.float32, torch.float16]  # the interpreter rounds to bfloat16 by cutting
 # page size and dtype of each, and as many programs as the device is said to have: rows are split among more than one
@@ -82,6 +82,15 @@ def test_the_best_of_each_row(rows: int, length: int, k: int) -> None:
     x.fill_(torch.nan)  # padding
     _, found = top.top_log_probs(x, k)
     assert bool(((found >= 0) & (found < length)).all())
+
+
+@pytest.mark.parametrize(("rows", "length"), [(1, 1), (3, 70), (2, 9000), (1, 4096), (0, 64)])
+def test_what_is_ruled_out(rows: int, length: int) -> None:
+    x, allowed = noise(rows, length, dtype=torch.float32), words(rows, length)
+    found = ruling.rule_out(x, allowed)
+    assert torch.equal(found, reference.rule_out(x, allowed))
+    bits = allowed[:, torch.arange(length) // 32] >> (torch.arange(length, dtype=torch.int32) % 32) & 1
+    assert torch.equal(found, torch.where(bits == 1, x, -torch.inf))
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")

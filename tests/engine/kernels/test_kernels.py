@@ -29,6 +29,13 @@ def noise(*size: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+def words(rows: int, length: int, seed: int = 0) -> Tensor:
+    """A bit for each of so many tokens."""
+    limit = torch.iinfo(torch.int32)
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(limit.min, limit.max, (rows, -(-length // 32)), dtype=torch.int32, generator=generator)
+
+
 def test_the_kernels_were_built() -> None:
     assert set(DTYPES) == cpu.DTYPES
 

@@ -11,6 +11,7 @@ import pytest
 from pilotfish_engine.messages import Grammar
 from pilotfish_engine.sampling.grammar import Grammars
 from pilotfish_engine.tokenizer import Detokenizer, load
+from tests.engine.sampling.masks import masks
 from tests.engine.tokenizer.families import FAMILIES, save_folder
 
 EXPRESSIONS = [
@@ -34,7 +35,7 @@ def test_texts_that_masks_lead_to_are_of_the_grammar(tmp_path: Path, name: str) 
         compiled = grammars.compile(Grammar("regex", expression)).result(timeout=60)
         for _ in range(3):
             matcher, answer, text = compiled.start([], (), False), list[int](), Detokenizer(tokenizer, within=True)
-            while (mask := matcher.masks([0], [-1])[0]) is not None:
+            while (mask := masks(matcher, [0], [-1], tokenizer.vocab_size)[0]) is not None:
                 answer.append(rng.choice([i for i in range(tokenizer.vocab_size) if mask[i >> 3] >> (i & 7) & 1]))
                 if answer[-1] == end:
                     break

@@ -13,6 +13,7 @@ from pilotfish_engine.sampling.grammar import Grammars
 from pilotfish_engine.server.parts import CallPart, Content, ContentReader, Part, Reader, Reasoning, joined
 from pilotfish_engine.server.reasoning import BY_NAME, ReasoningReader, detected, opened
 from pilotfish_engine.server.tool_formats import BY_NAME as FORMATS
+from tests.engine.sampling.masks import masks
 from tests.engine.server.written_calls import FUNCTIONS, harmony, tag
 
 # style, whether the prompt has opened the reasoning, an answer, its reasoning, its content, characters of reasoning
@@ -129,10 +130,10 @@ def follows(grammar: Grammar, token_ids: list[int]) -> bool:
     that is one chain, where a draft's end is a node that nothing follows."""
     matcher = GRAMMARS.compile(grammar).result().start([], [], False)
     chain = GRAMMARS.compile(grammar).result().start([], [], False)
-    masks = chain.masks([0, *token_ids], list(range(-1, len(token_ids))))
+    whole = masks(chain, [0, *token_ids], list(range(-1, len(token_ids))), len(BYTES))
     for at, token in enumerate([*token_ids, 1]):
-        (mask,) = matcher.masks([0], [0])
-        assert mask == masks[at]
+        (mask,) = masks(matcher, [0], [0], len(BYTES))
+        assert mask == whole[at]
         if mask is not None and not mask[token >> 3] >> (token & 7) & 1:
             return False
         matcher.advance([token])

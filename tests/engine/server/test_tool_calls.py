@@ -16,6 +16,7 @@ from pilotfish_engine.server.conversation import Function
 from pilotfish_engine.server.parts import CallPart, Content
 from pilotfish_engine.server.tool_calls import Calls
 from pilotfish_engine.server.tool_formats import BY_NAME, FORMATS, detected
+from tests.engine.sampling.masks import masks
 from tests.engine.server.written_calls import CITY, FUNCTIONS, TIME, WEATHER, WRITTEN, Written, tag
 
 MARKERS = sorted({marker for each in FORMATS for marker in each.markers})
@@ -150,7 +151,7 @@ def fits(grammar: Grammar | None, text: str, special: bool = False) -> bool:
     assert grammar is not None
     matcher = GRAMMARS.compile(grammar).result().start([], [], False)
     for token in [*tokens(text, special), 1]:
-        (mask,) = matcher.masks([0], [0])
+        (mask,) = masks(matcher, [0], [0], len(BYTES))
         if mask is not None and not mask[token >> 3] >> (token & 7) & 1:
             return False
         matcher.advance([token])
@@ -170,7 +171,7 @@ def spelled(how: Spelled, arguments: dict[str, object], function: Function = WEA
     matcher = GRAMMARS.compile(grammar).result().start([], [], False)
     text = bytearray()
     while len(text) < 2000:
-        (mask,) = matcher.masks([0], [0])
+        (mask,) = masks(matcher, [0], [0], len(BYTES))
         assert mask is not None
         allowed = [token for token in range(1, len(BYTES)) if mask[token >> 3] >> (token & 7) & 1]
         if 1 in allowed:

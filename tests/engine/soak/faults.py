@@ -12,11 +12,13 @@ from random import Random
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pilotfish_engine.messages import Grammar, SamplingParams
 from pilotfish_engine.scheduler.stops import StopText
-from pilotfish_engine.types import Admission, Batch, CompiledGrammar, ForwardMode, GrammarMatcher, Read
+from pilotfish_engine.types import Admission, Batch, CompiledGrammar, ForwardMode, GrammarMatcher, MaskOfNode, Read
 from tests.engine.conformance.conftest import EOS, VOCAB
 from tests.engine.conformance.harness import Watched
 from tests.engine.soak.traffic import Asked, stop_text
@@ -66,6 +68,13 @@ class _Panic(BaseException):
     """What a panic of a library in Rust is to Python."""
 
 
+class _AnyButTheEnd:
+    inner = None
+
+    def finish(self, mask: NDArray[np.uint8]) -> None:
+        mask[:] = np.frombuffer(NO_END, np.uint8)
+
+
 @dataclass
 class _Throwing:
     how: BaseException
@@ -78,10 +87,10 @@ class _Throwing:
     def advance(self, token_ids: Sequence[int]) -> None:
         self.left -= len(token_ids)
 
-    def masks(self, token_ids: Sequence[int], parents: Sequence[int]) -> list[bytes | None]:
+    def ask(self, token_ids: Sequence[int], parents: Sequence[int]) -> Sequence[MaskOfNode]:
         if self.left <= 0:
             raise self.how
-        return [NO_END] * len(token_ids)
+        return [_AnyButTheEnd()] * len(token_ids)
 
 
 def throwing(grammar: Grammar) -> CompiledGrammar | None:

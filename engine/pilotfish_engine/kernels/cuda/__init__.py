@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from pilotfish_engine.kernels.backend import Backend, Implementation
-from pilotfish_engine.kernels.cuda import attention, elementwise, linear, matching, top
+from pilotfish_engine.kernels.cuda import attention, elementwise, linear, matching, ruling, top
 
 BACKEND = Backend(
     dtypes=frozenset({torch.bfloat16, torch.float16, torch.float32}),
@@ -21,5 +21,6 @@ BACKEND = Backend(
     gelu_and_mul=(Implementation(elementwise.gelu_and_mul),),
     paged_attention=(Implementation(attention.paged_attention, attention.takes),),
     top_log_probs=(Implementation(top.top_log_probs, top.takes),),
+    rule_out=(Implementation(ruling.rule_out),),
     match_rows=(Implementation(matching.match_rows),),
 )
