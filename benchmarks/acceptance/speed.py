@@ -42,16 +42,26 @@ SETTINGS = {
 
 
 @dataclass(frozen=True)
-class Alone:
-    """Tokens, steps and seconds of answers."""
+class Together:
+    """Tokens, steps and seconds of a batch."""
 
     emitted: int
     steps: int
     seconds: float
+    batch: int
 
     @property
     def rate(self) -> float:
         return self.emitted / self.seconds
+
+    @property
+    def step_ms(self) -> float:
+        return 1e3 * self.seconds / self.steps
+
+    @property
+    def a_step(self) -> float:
+        """Of a request."""
+        return self.emitted / self.steps / self.batch
 
 
 @dataclass(frozen=True)
@@ -65,44 +75,43 @@ class Timed:
     room: int
     whole: int
 
-    def alone(self, update: EnvelopeUpdate, prompts: Sequence[Prompt], grammar: Grammar | None = None) -> Alone:
-        """Whole answers, one after another, without their first tokens and the time until these."""
+    def alone(self, update: EnvelopeUpdate, prompts: Sequence[Prompt]) -> float:
+        """Tokens a second of whole answers, one after another. The time until the first tokens is left out."""
         self.scheduler.set_envelope(update)
-        emitted, steps, seconds = 0, 0, 0.0
+        emitted, seconds = 0, 0.0
         for prompt in prompts:
-            params = SamplingParams(max_tokens=self.whole, temperature=0.0, grammar=grammar)
+            params = SamplingParams(max_tokens=self.whole, temperature=0.0)
             self.scheduler.submit(Submit(request_id="alone", prompt=[*prompt.token_ids], params=params))
             while not self.scheduler.step():
                 pass
             begun = time.perf_counter()
             while self.scheduler.has_work:
                 emitted += sum(len(output.token_ids) for output in self.scheduler.step())
-                steps += 1
             seconds += time.perf_counter() - begun
-        return Alone(emitted, steps, seconds)
+        return emitted / seconds
 
-    def together(self, update: EnvelopeUpdate, prompts: Sequence[Prompt]) -> float:
-        """Tokens a second of a batch in which all have their first token. It runs until each has `tokens` more on
-        average."""
+    def together(self, update: EnvelopeUpdate, prompts: Sequence[Prompt], grammar: Grammar | None = None) -> Together:
+        """Runs a batch, all with their first token, until each has `tokens` more on average."""
         self.scheduler.set_envelope(update)
-        answered, emitted = self._begun(prompts, self.room), 0
+        answered, emitted, steps = self._begun(prompts, self.room, grammar), 0, 0
         begun = time.perf_counter()
         while emitted < self.tokens * len(prompts):
             outputs = self.scheduler.step()
             assert all(output.finish_reason is None for output in outputs), "the batch is whole while it is timed"
             emitted += sum(len(output.token_ids) for output in outputs)
+            steps += 1
         seconds = time.perf_counter() - begun
         for request_id in answered:
             self.scheduler.abort(request_id)
-        return emitted / seconds
+        return Together(emitted, steps, seconds, len(prompts))
 
     def warm(self, prompts: Sequence[Prompt]) -> None:
         """The prompts enter the prefix cache, so that a batch begins together."""
         self._begun(prompts, 1)
 
-    def _begun(self, prompts: Sequence[Prompt], max_tokens: int) -> set[str]:
+    def _begun(self, prompts: Sequence[Prompt], max_tokens: int, grammar: Grammar | None = None) -> set[str]:
         for number, prompt in enumerate(prompts):
-            params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+            params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, grammar=grammar)
             self.scheduler.submit(Submit(request_id=str(number), prompt=[*prompt.token_ids], params=params))
         answered: set[str] = set()
         while len(answered) < len(prompts):
@@ -137,9 +146,9 @@ def run(given: Run) -> list[Row]:
                 working(f"{level} at once, round {turn}/{ROUNDS}, {name}")
                 timed = plain if name == "plain" else drafting
                 if level > 1:
-                    found = timed.together(update, prompts[:level])
+                    found = timed.together(update, prompts[:level]).rate
                 else:
-                    found = timed.alone(update, prompts[: solo if turn else SOLO_UNTIMED]).rate
+                    found = timed.alone(update, prompts[: solo if turn else SOLO_UNTIMED])
                 if turn > 0:
                     rates[name].append(found)
         ratio = {

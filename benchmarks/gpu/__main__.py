@@ -4,6 +4,7 @@ start: the engine with every default under a cap of memory, its sum, and its fir
 draft; kernels: where its steps' time goes; arrivals: times between tokens while long prompts come. chain: an engine
 with an EAGLE-3 head, drafting chains of 3 that are made to commit 2.6 tokens a step, and with its drafts disabled.
 chain-kernels: where these two's time goes. adaptive: at several shares of acceptance, beside plain and every chain.
+guided: answers that follow a grammar beside free ones, as the drafts of a head without training come out.
 Each row is the step loop's own time, and beside it that of its graph replayed alone: what is between the two the GPU
 waits. Figures of other engines: SGLang 0.5.16 and vLLM 0.25.0 on an H200 (2026-11), prompt 512, 256 tokens out.
 """
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu import adaptive, shapes, steps
+from benchmarks.gpu import adaptive, guided, shapes, steps
 from benchmarks.gpu.forced import forced, share_for
 from pilotfish_engine.config import CapacityConfig, EngineConfig, ModelConfig, SpeculationConfig
 from pilotfish_engine.contract.speculation import Envelope, EnvelopeUpdate
@@ -90,14 +91,14 @@ def table(parts: Parts, rows: dict[str, EnvelopeUpdate], batches: Sequence[int],
     print(f"overlap {overlap}\n{'':14} batch     tok/s a step  step ms  device   waits   ÷ peer   prompts s")
     for number, batch in enumerate(batches):
         for name, envelope in rows.items():
-            cell = steps.run(parts, envelope, batch, overlap, seed=100 * number + len(name))
+            cell = steps.run(parts, envelope, steps.Load(batch, seed=100 * number + len(name)), overlap)
             peer = PEERS.get(batch, (None, None))["chain" in name]
             show(name, batch, cell, peer)
 
 
 def by_kernel(parts: Parts, batches: Sequence[int], envelope: EnvelopeUpdate) -> None:
     for batch in batches:
-        steps.run(parts, envelope, batch, overlap=True, seed=batch, steps=8)
+        steps.run(parts, envelope, steps.Load(batch, seed=batch, steps=8), overlap=True)
         found = steps.kernels(parts)
         total = sum(us for _, us, _ in found) / 1e3
         print(f"kernels of a step at {batch}: {total:.2f} ms")
@@ -126,10 +127,15 @@ def main() -> None:
     overlaps = [word == "true" for word in arguments.overlap.split(",")]
     capacity = CapacityConfig(max_running_requests=max(96, *batches), chunk_size=2048)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}")
-    with tempfile.TemporaryDirectory() as name, forced(torch.device("cuda")) as acceptance:
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if "start" in sections:
             start(folder)
+            _free()
+        if "guided" in sections:
+            parts = build(folder, True, capacity)
+            guided.show(parts, {"disabled": PLAIN, "chain of 3": CHAIN}, batches, overlaps[-1])
+            del parts
             _free()
         if {"plain", "kernels", "arrivals"} & set(sections):
             parts = build(folder, False, capacity)
@@ -142,15 +148,16 @@ def main() -> None:
             del parts
             _free()
         if {"chain", "adaptive", "chain-kernels"} & set(sections):
-            parts = build(folder, True, capacity)
-            acceptance.set(share_for(TOKENS_A_STEP, 3))
-            for overlap in overlaps if "chain" in sections else []:
-                table(parts, {"chain of 3": CHAIN, "disabled": PLAIN}, batches, overlap)
-            if "chain-kernels" in sections:
-                for envelope in (PLAIN, CHAIN):
-                    by_kernel(parts, batches, envelope)
-            if "adaptive" in sections:
-                adaptive.show(parts, acceptance, loads, overlaps[-1], arguments.record)
+            with forced(torch.device("cuda")) as acceptance:
+                parts = build(folder, True, capacity)
+                acceptance.set(share_for(TOKENS_A_STEP, 3))
+                for overlap in overlaps if "chain" in sections else []:
+                    table(parts, {"chain of 3": CHAIN, "disabled": PLAIN}, batches, overlap)
+                if "chain-kernels" in sections:
+                    for envelope in (PLAIN, CHAIN):
+                        by_kernel(parts, batches, envelope)
+                if "adaptive" in sections:
+                    adaptive.show(parts, acceptance, loads, overlaps[-1], arguments.record)
 
 
 def _free() -> None:

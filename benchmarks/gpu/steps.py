@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import torch
 
 from pilotfish_engine.contract.speculation import EnvelopeUpdate
 from pilotfish_engine.engine import Parts
-from pilotfish_engine.messages import SamplingParams, Submit
+from pilotfish_engine.messages import Grammar, SamplingParams, Submit
 from pilotfish_engine.scheduler.scheduler import Scheduler
+from pilotfish_engine.types import CompiledGrammar
 
 PROMPT = 512
 WARM = 24  # steps before the clock starts
@@ -37,13 +39,24 @@ class Cell:
         return None if self.device_ms is None else max(0.0, 1 - self.device_ms / self.step_ms)
 
 
-def run(parts: Parts, envelope: EnvelopeUpdate, batch: int, overlap: bool, seed: int, steps: int = STEPS) -> Cell:
-    scheduler = Scheduler(parts.worker, parts.chunk_size, parts.stop_text, overlap)
+@dataclass(frozen=True)
+class Load:
+    """`batch` requests at once, timed for so many steps. seed: of their prompts. grammar: that all answers follow."""
+
+    batch: int
+    seed: int
+    steps: int = STEPS
+    grammar: Grammar | None = None
+    grammars: Callable[[Grammar], Future[CompiledGrammar]] | None = None
+
+
+def run(parts: Parts, envelope: EnvelopeUpdate, load: Load, overlap: bool) -> Cell:
+    scheduler = Scheduler(parts.worker, parts.chunk_size, parts.stop_text, overlap, grammars=load.grammars)
     scheduler.set_envelope(envelope)
-    drawn = random.Random(seed)
+    drawn, batch, steps = random.Random(load.seed), load.batch, load.steps
     begun = time.perf_counter()
     for number in range(batch):
-        params = SamplingParams(max_tokens=LONGEST, temperature=0.0, ignore_eos=True)
+        params = SamplingParams(max_tokens=LONGEST, temperature=0.0, ignore_eos=True, grammar=load.grammar)
         prompt = [drawn.randrange(1000, 100000) for _ in range(PROMPT)]
         scheduler.submit(Submit(request_id=str(number), prompt=prompt, params=params))
     started: set[str] = set()

@@ -56,7 +56,7 @@ class GrammarMatcher(Protocol):
         ...
 
     def ask(self, token_ids: Sequence[int], parents: Sequence[int]) -> Sequence[MaskOfNode | None]:
-        """For each node of a tree under the last committed token what makes its mask, None: any token may follow."""
+        """Says what makes the mask of each node under the last committed token. None: any may follow."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Where weights and caches lie, and how the host's lists get there.
+"""Says where weights and caches lie, and brings the host's lists there and results back.
 
 On a CPU weights lie in huge pages where the system gives them, since a pass that reads hundreds of megabytes once would
 otherwise wait for address translation (measured: a third of the time of the linear layers).
@@ -37,6 +37,26 @@ def put(values: Sequence[int] | Sequence[float], dtype: torch.dtype, device: tor
     if device.type == "cpu" or tensor.numel() == 0:
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+class ToHost:
+    """Tensors on their way: they may be overwritten by what comes after. `read` waits for them."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._arrived: torch.cuda.Event | None = None
+        if tensors and tensors[0].is_cuda:
+            self._copies = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True) for x in tensors]
+            for copy, tensor in zip(self._copies, tensors, strict=True):
+                copy.copy_(tensor, non_blocking=True)
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record()
+        else:
+            self._copies = [tensor.clone() for tensor in tensors]
+
+    def read(self) -> list[Tensor]:
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._copies
 
 
 class Arena:

@@ -1,4 +1,4 @@
-"""Compiles grammars for a vocabulary, in a thread of its own and bounded by the limits below.
+"""Compiles grammars for a vocabulary. A thread of its own does it, bounded by the limits below.
 
 Torch-free; everything here runs on the host. The library is llguidance (Earley over a lexer of derivatives,
 https://github.com/guidance-ai/llguidance).

@@ -1,4 +1,4 @@
-"""Keeps the rows whose answers follow a grammar, and makes the masks of their nodes as one tensor.
+"""Keeps the rows whose answers follow a grammar. Makes the masks of their nodes as one tensor.
 
 The only part of a step that needs the host, and only while such a row is in the batch: it reads what was drafted, and
 makes the masks while the target's pass runs.
@@ -6,7 +6,7 @@ makes the masks while the target's pass runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from pilotfish_engine.errors import RequestError
+from pilotfish_engine.model.memory import ToHost, put
 from pilotfish_engine.sampling.matcher import fill
 from pilotfish_engine.types import GrammarMatcher, MaskOfNode
 
@@ -32,9 +33,12 @@ class TreeNodes:
 
 @dataclass(frozen=True)
 class Asked:
-    """By row the masks that are to be made, with their places in a pass of `size` places."""
+    """The rows whose masks a pass of `size` places needs, by their place in the batch, and the nodes of their trees on
+    the way to the host: int64 [members, 4, W], token ids, parents, places and which are real. None: of each row there
+    is but the last known token."""
 
-    wanted: Mapping[int, Sequence[tuple[MaskOfNode, int]]]
+    rows: Sequence[tuple[int, int]]
+    nodes: ToHost | None
     size: int
 
 
@@ -45,6 +49,7 @@ class GrammarRows:
         self._masks = torch.empty(0, self._words, dtype=torch.int32)
         self._matchers: dict[int, GrammarMatcher] = {}
         self._broken: dict[int, str] = {}  # why a row's matcher is not asked again
+        self.catch_up: Callable[[], None] = lambda: None  # brings what was committed to the matchers
 
     def admit(self, row: int, matcher: GrammarMatcher) -> None:
         self._matchers[row] = matcher
@@ -55,37 +60,53 @@ class GrammarRows:
         self._broken.pop(row, None)
 
     def ask(self, host_rows: Sequence[int], nodes: TreeNodes | None = None) -> Asked | None:
-        """Whose masks a pass needs; None when no row has a grammar. Without `nodes`, place i is the last known token of
-        host_rows[i]. Waits for the draft's tokens, where there are some, and not for what is launched behind this."""
-        members = [(at, self._matchers[row]) for at, row in enumerate(host_rows) if row in self._matchers]
-        if not members:
+        """Says whose masks a pass needs, and waits for nothing; None when no row has a grammar. Without `nodes`, place
+        i is the last known token of host_rows[i]."""
+        rows = [(at, row) for at, row in enumerate(host_rows) if row in self._matchers]
+        if not rows:
             return None
-        wanted = dict[int, list[tuple[MaskOfNode, int]]]()
-        for (at, matcher), (token_ids, parents, places) in zip(members, _copied(members, nodes), strict=True):
-            with self._blaming(host_rows[at]):
-                asked = zip(matcher.ask(token_ids, parents), places, strict=True)
-                wanted[host_rows[at]] = [(one, place) for one, place in asked if one is not None]
-        return Asked(wanted, len(host_rows) if nodes is None else nodes.size)
+        if nodes is None:
+            return Asked(rows, None, len(host_rows))
+        which = put([at for at, _ in rows], torch.int64, nodes.flat.device)
+        fields = (nodes.token_ids, nodes.parents, nodes.flat, nodes.real)
+        packed = torch.stack([field[which].to(torch.int64) for field in fields], dim=1)
+        return Asked(rows, ToHost([packed]), nodes.size)
 
     def allowed(self, asked: Asked | None) -> torch.Tensor | None:
         """int32 [N, ⌈V / 32⌉], a bit for each token that may follow a place, on the device; holds until the next call.
-        The device may be at work meanwhile."""
+        Waits for what was drafted and for what was committed before, and not for what was launched since."""
         if asked is None:
             return None
+        self.catch_up()
+        wanted = self._wanted(asked)
         if asked.size > len(self._masks):
             pinned = self._device.type == "cuda"
             self._masks = torch.empty(asked.size, self._words, dtype=torch.int32, pin_memory=pinned)
         masks = self._masks[: asked.size].fill_(-1)
         on_host = masks.numpy().view(np.uint8)
         try:
-            fill([one for wanted in asked.wanted.values() for one in wanted], on_host)
+            fill([one for of_row in wanted.values() for one in of_row], on_host)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException:  # somebody's: each on its own
-            for row, wanted in asked.wanted.items():
+            for row, of_row in wanted.items():
                 with self._blaming(row):
-                    fill(wanted, on_host)
+                    fill(of_row, on_host)
         return masks.to(self._device, non_blocking=True)
+
+    def _wanted(self, asked: Asked) -> dict[int, list[tuple[MaskOfNode, int]]]:
+        """By row the masks that are to be made, with their places in the pass."""
+        found = dict[int, list[tuple[MaskOfNode, int]]]()
+        roots = [([0], [0], [at], [1]) for at, _ in asked.rows]
+        trees = roots if asked.nodes is None else asked.nodes.read()[0].tolist()
+        for (_, row), (token_ids, parents, places, real) in zip(asked.rows, trees, strict=True):
+            matcher, count = self._matchers.get(row), sum(real)
+            if matcher is None:
+                continue
+            with self._blaming(row):
+                nodes = zip(matcher.ask(token_ids[:count], parents[:count]), places[:count], strict=True)
+                found[row] = [(node, place) for node, place in nodes if node is not None]
+        return found
 
     def advance(self, host_rows: Sequence[int], committed: Sequence[Sequence[int]]) -> dict[int, RequestError]:
         """The tokens that a step committed to each row, where there were some. Returns why rows cannot go on, by their
@@ -111,18 +132,3 @@ class GrammarRows:
             raise
         except BaseException as error:
             self._broken[row] = f"{type(error).__name__}: {error}"
-
-
-def _copied(
-    members: Sequence[tuple[int, GrammarMatcher]], nodes: TreeNodes | None
-) -> list[tuple[list[int], list[int], list[int]]]:
-    """Token ids, parents and places of each member's nodes, on the host."""
-    if nodes is None:
-        return [([0], [0], [at]) for at, _ in members]
-    which = torch.tensor([at for at, _ in members], dtype=torch.int64).to(nodes.flat.device)
-    fields = (nodes.token_ids, nodes.parents, nodes.flat, nodes.real)
-    copied = torch.stack([field[which].to(torch.int64) for field in fields], dim=1).tolist()
-    return [
-        (token_ids[: sum(real)], parents[: sum(real)], places[: sum(real)])
-        for token_ids, parents, places, real in copied
-    ]

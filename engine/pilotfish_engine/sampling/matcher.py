@@ -1,4 +1,4 @@
-"""Follows an answer through its grammar, and says what may follow each node of a draft tree.
+"""Follows an answer through its grammar. Says what may follow each node of a draft tree.
 
 Masks are made in two parts, so that those of a whole batch are one call of the library: `ask` walks the tree and says
 whose masks are wanted, `finish` adds to each what the library does not know. Torch-free; runs on the host.

@@ -130,8 +130,8 @@ class Step:
     def verify(
         self, rows: Rows, tree: DraftTree, passed: Passed, num_steps: int, allowed: torch.Tensor | None = None
     ) -> Verdict:
-        """Draws the target's own token after each node, draw.NONE where its logits give none, and takes the path that
-        agrees. num_steps bounds the tree's depth; allowed: what grammars let follow each place of the pass."""
+        """Draws the target's own token after each node, and takes the path that agrees. It is draw.NONE where the
+        logits give none. num_steps bounds the tree's depth; allowed: what grammars let follow each place."""
         paths = None
         if Traits.PENALISED in rows.traits:
             paths = Paths(passed.token_ids, tree.packed(tree.flat.gather(1, tree.parents)), num_steps)

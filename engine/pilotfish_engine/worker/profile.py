@@ -13,12 +13,12 @@ import torch
 
 from pilotfish_engine.batch.rows import Rows
 from pilotfish_engine.contract.speculation import PLAIN, CostProfile, Envelope, Settings
+from pilotfish_engine.model.memory import ToHost
 from pilotfish_engine.speculation.proposer import TargetHidden
 from pilotfish_engine.speculation.step import Step, StepResult
 from pilotfish_engine.speculation.tree import Candidates, DraftTree, cut
 from pilotfish_engine.speculation.verify import Verdict
 from pilotfish_engine.worker.graphs import recorder
-from pilotfish_engine.worker.to_host import ToHost
 
 Result = TypeVar("Result")
 Run = Callable[[Rows], Result]

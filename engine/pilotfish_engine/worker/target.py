@@ -19,7 +19,7 @@ from pilotfish_engine.contract.controller import Controller
 from pilotfish_engine.contract.methods import Limits
 from pilotfish_engine.contract.speculation import PLAIN, CostProfile, DeviceReport, Envelope, Learned, Settings
 from pilotfish_engine.errors import EnvelopeError, NumbersError
-from pilotfish_engine.model.memory import put
+from pilotfish_engine.model.memory import ToHost, put
 from pilotfish_engine.sampling.draw import NONE
 from pilotfish_engine.sampling.logprobs import Logprobs, score
 from pilotfish_engine.speculation.proposer import TargetHidden
@@ -38,7 +38,7 @@ from pilotfish_engine.types import (
     WorkerLimits,
 )
 from pilotfish_engine.worker.graphs import StepGraphs
-from pilotfish_engine.worker.to_host import Moment, ToHost, logprobs_to_host
+from pilotfish_engine.worker.to_host import Moment, logprobs_to_host
 
 SCORED_AT_ONCE = 64  # tokens of a prompt
 NOT_FINITE = (
@@ -48,14 +48,30 @@ NOT_FINITE = (
 
 
 class _Launched:
-    """A batch whose result is still to be read, once."""
+    """A batch whose result is still to be read, once. Raises what the batch raised, each time it is asked."""
 
     def __init__(self, read: Read) -> None:
         self._read = read
-        self.result: GenerationBatchResult | None = None
+        self._result: GenerationBatchResult | None = None
+        self._error: Exception | None = None
 
     def finish(self) -> None:
-        self.result = self._read()
+        try:
+            self._result = self._read()
+        except Exception as error:
+            self._error = error
+
+    @property
+    def is_read(self) -> bool:
+        return self._result is not None or self._error is not None
+
+    @property
+    def result(self) -> GenerationBatchResult:
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None, "it was read"
+        return self._result
+
 
 
 log = logging.getLogger(__name__)
@@ -94,6 +110,7 @@ class TargetWorker:
         self._memory_bytes = dict(memory_bytes or {})
         self._ended: Moment | None = None  # the end of the last decode step, if nothing else was run since
         self._unread: deque[_Launched] = deque()
+        step.state.grammars.catch_up = self._read_all  # masks are made of what was committed
 
     @property
     def limits(self) -> WorkerLimits:
@@ -181,9 +198,6 @@ class TargetWorker:
     @torch.inference_mode()
     def start(self, batch: Batch, settings: Settings) -> Read:
         """As `launch`, with these settings."""
-        host_rows = batch.rows or [chunk.row for chunk in batch.chunks]
-        if Traits.GUIDED in self._step.state.traits(host_rows):  # masks are made of what was committed
-            self._read_all()
         self._step.state.append_pages(batch.new_pages)
         if batch.mode is ForwardMode.EXTEND:
             self._ended = None
@@ -194,7 +208,7 @@ class TargetWorker:
         self._unread.append(launched)
 
         def result() -> GenerationBatchResult:
-            while launched.result is None:  # in order: what one leaves on the host the next goes on from
+            while not launched.is_read:  # in order: what one leaves on the host the next goes on from
                 self._unread.popleft().finish()
             return launched.result
 

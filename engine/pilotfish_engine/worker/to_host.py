@@ -3,33 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
+from pilotfish_engine.model.memory import ToHost
 from pilotfish_engine.sampling.logprobs import Logprobs
 from pilotfish_engine.types import LogprobArrays
-
-
-class ToHost:
-    """Tensors on their way: they may be overwritten by what comes after. `read` waits for them."""
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._arrived: torch.cuda.Event | None = None
-        if tensors and tensors[0].is_cuda:
-            self._copies = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True) for x in tensors]
-            for copy, tensor in zip(self._copies, tensors, strict=True):
-                copy.copy_(tensor, non_blocking=True)
-            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._arrived.record()
-        else:
-            self._copies = [tensor.clone() for tensor in tensors]
-
-    def read(self) -> list[Tensor]:
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        return self._copies
 
 
 def logprobs_to_host(found: Logprobs) -> Callable[[], LogprobArrays]:

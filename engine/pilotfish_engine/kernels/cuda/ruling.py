@@ -1,4 +1,4 @@
-"""Logits of the tokens that a grammar allows, the others being minus infinity, in one launch."""
+"""Rules out the tokens that a grammar does not allow, in one launch."""
 
 from __future__ import annotations
 
