@@ -1,4 +1,4 @@
-"""Compiles grammars for a vocabulary. A thread of its own does it, bounded by the limits below.
+"""Compiles grammars for a vocabulary. A thread of its own does it, with what a trial apart has let through.
 
 Torch-free; everything here runs on the host. The library is llguidance (Earley over a lexer of derivatives,
 https://github.com/guidance-ai/llguidance).
@@ -6,27 +6,25 @@ https://github.com/guidance-ai/llguidance).
 
 from __future__ import annotations
 
-import json
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
-from llguidance.gbnf_to_lark import gbnf_to_lark
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from pilotfish_engine.errors import RequestError
-from pilotfish_engine.messages import SPACES, Grammar, Stage
-from pilotfish_engine.sampling.matcher import Matcher, reason, short
+from pilotfish_engine.messages import Grammar, Stage
+from pilotfish_engine.sampling.matcher import Matcher
+from pilotfish_engine.sampling.source import FIELD, LIMITS, reason
 from pilotfish_engine.sampling.stages import Stages
+from pilotfish_engine.sampling.trial import Trials
 from pilotfish_engine.types import CompiledGrammar
 
-FIELD = "grammar"
-MAX_CHARACTERS = 1 << 17
-MAX_GBNF_CHARACTERS = 1 << 14  # translated in Python, in a time that grows with size times rules
-MAX_GBNF_RULES = 500
-MAX_LEXER_STATES = 50_000  # up to 2 kB each
 MAX_KEPT = 64  # compiled grammars
-_BLANKS = r"/[ \t\r\n]{0,16}/"
+LONG_CHARACTERS = 1 << 12  # what is longer does not stand before what is not
+STACK_BYTES = 256 << 20  # of the thread that compiles, 64 times what a trial has; only what is used is there
 
 
 class _Compiled:
@@ -53,6 +51,12 @@ class _Compiled:
         return matcher
 
 
+@dataclass(frozen=True)
+class _Lane:
+    thread: ThreadPoolExecutor
+    trials: Trials
+
+
 class Grammars:
     """Compiles grammars for one vocabulary; keeps the last ones."""
 
@@ -69,7 +73,8 @@ class Grammars:
         self._eos_token_ids = eos_token_ids
         self._vocab_size = vocab_size
         self._encode = encode
-        self._thread = ThreadPoolExecutor(1, "grammar")
+        self._lanes = [_Lane(_thread(), Trials(vocab_size)) for _ in ("short", "long")]
+        self._loading = threading.Lock()
         self._compiled: OrderedDict[Grammar, Future[CompiledGrammar]] = OrderedDict()
         self._tokenizer: LLTokenizer | None = None
         self._stages: dict[tuple[Stage, ...], Stages] = {}  # as many as a model's formats of reasoning and calls make
@@ -78,20 +83,21 @@ class Grammars:
         """Returns at once. The future raises RequestError, with the reason, for what is no grammar or too large."""
         future = self._compiled.get(grammar)
         if future is None:
-            future = self._compiled[grammar] = self._thread.submit(self._compile, grammar)
+            lane = self._lanes[len(grammar.text) > LONG_CHARACTERS]
+            future = self._compiled[grammar] = lane.thread.submit(self._compile, grammar, lane.trials)
         self._compiled.move_to_end(grammar)
         if len(self._compiled) > MAX_KEPT:
             self._compiled.popitem(last=False)
         return future
 
-    def _compile(self, grammar: Grammar) -> _Compiled:
+    def _compile(self, grammar: Grammar, trials: Trials) -> _Compiled:
         if not self._eos_token_ids:
             raise RequestError("the model has no end token, so an answer to a grammar could not end", FIELD)
-        if self._tokenizer is None:
-            self._tokenizer = self._load()
-        limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
-        source = _source(grammar) if not grammar.after else _behind_blanks(_source(grammar))
-        inner = LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
+        source = trials.source(grammar)
+        with self._loading:
+            if self._tokenizer is None:
+                self._tokenizer = self._load()
+        inner = LLMatcher(self._tokenizer, source, log_level=0, limits=LIMITS)
         if inner.is_error():
             raise RequestError(f"this {grammar.kind} cannot be used: {reason(inner)}", FIELD)
         trial = inner.deep_copy()
@@ -126,6 +132,16 @@ class Grammars:
         return tokenizer
 
 
+def _thread() -> ThreadPoolExecutor:
+    before = threading.stack_size(STACK_BYTES)
+    try:
+        executor = ThreadPoolExecutor(1, "grammar")
+        executor.submit(int).result()  # it is there from here on
+        return executor
+    finally:
+        threading.stack_size(before)
+
+
 class _Vocabulary:
     """What llguidance reads of a tokenizer."""
 
@@ -146,51 +162,3 @@ class _Vocabulary:
         known = all(0 <= token < len(self.tokens) for token in token_ids)
         exact = known and b"".join(self.tokens[token] for token in token_ids) == text
         return token_ids if exact else self.greedy(written)
-
-
-def _source(grammar: Grammar) -> str:
-    """llguidance's own form. Raises RequestError."""
-    text = grammar.text
-    if len(text) > MAX_CHARACTERS:
-        raise RequestError(
-            f"this {grammar.kind} has {len(text)} characters; {MAX_CHARACTERS} at most would work", FIELD
-        )
-    match grammar.kind:
-        case "json_object":
-            return LLMatcher.grammar_from_json_schema(_as_json('{"type": "object"}'))
-        case "json_schema":
-            return LLMatcher.grammar_from_json_schema(_as_json(text))
-        case "regex":
-            return LLMatcher.grammar_from_regex(text)
-        case "ebnf":
-            return LLMatcher.grammar_from_lark(_as_lark(text) if "::=" in text else text)
-
-
-def _behind_blanks(source: str) -> str:
-    """The grammar with blanks before it, as models write them behind their reasoning."""
-    only = json.loads(source)["grammars"][0] if source.startswith("{") else {"lark_grammar": source}
-    first = {"lark_grammar": f"start: {_BLANKS} @answer"}
-    return json.dumps({"grammars": [first, {**only, "name": "answer"}]})
-
-
-def _as_json(text: str) -> str:
-    """The library writes a schema into a larger JSON text as it is."""
-    try:
-        schema = json.loads(text)
-        return json.dumps(SPACES | schema if isinstance(schema, dict) else schema)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"this json_schema is not JSON: {short(str(error))}", FIELD) from error
-
-
-def _as_lark(text: str) -> str:
-    rules = text.count("::=")
-    if len(text) > MAX_GBNF_CHARACTERS or rules > MAX_GBNF_RULES:
-        raise RequestError(
-            f"this ebnf has {len(text)} characters and {rules} rules; {MAX_GBNF_CHARACTERS} and {MAX_GBNF_RULES} at "
-            "most would work, or a Lark grammar",
-            FIELD,
-        )
-    try:
-        return gbnf_to_lark(text)
-    except Exception as error:  # the library raises no narrower class
-        raise RequestError(f"this ebnf cannot be used: {short(str(error))}", FIELD) from error

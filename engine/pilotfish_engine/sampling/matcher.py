@@ -14,15 +14,10 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher
 from numpy.typing import NDArray
 
+from pilotfish_engine.sampling.source import reason
 from pilotfish_engine.sampling.stages import Place, Stages
 from pilotfish_engine.types import MaskOfNode
 
-MAX_REASON = 300  # characters
-STUCK = {  # reasons that the library gives by name only
-    "NoExtension": "nothing can follow here: references that lead back to themselves, or parts that exclude each other",
-    "LexerTooComplex": "its strings have too many cases here; simpler patterns would work",
-    "ParserTooComplex": "it has too many cases here; a simpler one would work",
-}
 NO_TOKEN = "no token of the model continues the answer as the grammar wants it"
 
 Mask = NDArray[np.uint8]  # [bytes], a bit for each token, lowest first
@@ -174,13 +169,3 @@ def fill(wanted: Sequence[tuple[MaskOfNode, int]], masks: Masks) -> None:
         _executor().unsafe_compute_mask_ptr(matched, masks.ctypes.data, masks.shape[1], masks.shape[0])
     for one, place in wanted:
         one.finish(masks[place])
-
-
-def reason(inner: LLMatcher) -> str:
-    error = inner.get_error()
-    return short(next((words for name, words in STUCK.items() if name in error), error))
-
-
-def short(text: str) -> str:
-    words = " ".join(text.split())
-    return words if len(words) <= MAX_REASON else words[:MAX_REASON] + "…"

@@ -2,12 +2,10 @@
 
 Both are foreign code. Jinja's sandbox bounds neither time nor memory: three nested loops, `"x" * 10**12` or `10 **
 (10**10)` would hold the server up for good. Nor does the tokenizer's library: an expression that backtracks, a
-replacement of a megabyte for each space, a panic where none is expected. No thread can be stopped; here such work ends
-its own process and its request is refused. Texts are encoded here for another reason too: the library holds Python's
-lock meanwhile, and nothing else would move.
+replacement of a megabyte for each space, a panic where none is expected. Texts are encoded here for another reason too:
+the library holds Python's lock meanwhile, and nothing else would move.
 
-`python -m pilotfish_engine.tokenizer.apart PATH` is such a process. It ends with the one that started it: its input
-ends then.
+`python -m pilotfish_engine.tokenizer.apart PATH` is such a process.
 """
 
 from __future__ import annotations
@@ -15,18 +13,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import math
 import resource
-import signal
-import struct
-import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from pilotfish_engine.apart import Apart, limit, limit_memory, limit_time, serve, write
 from pilotfish_engine.errors import CheckpointError, sentence
 from pilotfish_engine.tokenizer import load
 from pilotfish_engine.tokenizer.chat import Message, TemplateError, Tool
@@ -43,7 +36,6 @@ PROBE_LENGTH = 2000
 _TEMPLATE = "the chat template takes more time or memory than it may; another model, or other messages, would work"
 _TOKENIZER = "the tokenizer takes more time or memory for this text than it may; another text, or model, would work"
 _UNSAFE = "its tokenizer breaks its library, or takes more time or memory than it may; another one would work"
-_LENGTH = struct.Struct("<Q")
 
 
 class UnsafeTokenizer(CheckpointError):
@@ -55,12 +47,21 @@ def check(path: Path) -> None:
     UnsafeTokenizer; what has none, or one that is refused as it should be, passes."""
     if path.is_dir() and not any((path / name).exists() for name in READ):
         return
-    with contextlib.closing(_Lane(path, "trial")) as lane, contextlib.suppress(_Refused):
+    with contextlib.closing(_process(path, "trial")) as lane, contextlib.suppress(_Refused):
         lane.start()
 
 
 class _Refused(CheckpointError):
     """As loading it here would refuse it."""
+
+
+def _process(path: Path, name: str) -> Apart:
+    def begun(word: Any) -> None:
+        safe, error = word or (False, f"{path}: {_UNSAFE}")
+        if error is not None:
+            raise _Refused(error) if safe else UnsafeTokenizer(error)
+
+    return Apart("pilotfish_engine.tokenizer.apart", [str(path)], name, begun)
 
 
 class TextError(Exception):
@@ -72,7 +73,7 @@ class TextProcesses:
     long one on another for those. `close` ends them."""
 
     def __init__(self, path: Path) -> None:
-        self._short, self._long = _Lane(path, "short texts"), _Lane(path, "long texts")
+        self._short, self._long = _process(path, "short texts"), _process(path, "long texts")
 
     async def start(self) -> None:
         """As `check`."""
@@ -102,88 +103,6 @@ class TextProcesses:
         work = json.dumps([what, arguments, too_much]).encode()
         lane = self._short if len(work) <= LONG_BYTES else self._long
         return await asyncio.get_running_loop().run_in_executor(lane.thread, lane.do, work, too_much)
-
-
-class _Lane:
-    """One process and the thread that speaks with it."""
-
-    def __init__(self, path: Path, name: str) -> None:
-        self.thread = ThreadPoolExecutor(1, name)
-        self._path = path
-        self._process: subprocess.Popen[bytes] | None = None
-        self._closed = False
-
-    def start(self) -> subprocess.Popen[bytes]:
-        """Raises CheckpointError."""
-        if self._process is None:
-            process = self._process = subprocess.Popen(
-                [sys.executable, "-m", "pilotfish_engine.tokenizer.apart", str(self._path)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-            try:
-                safe, error = json.loads(_read(process.stdout))
-            except EOFError:
-                safe, error = False, f"{self._path}: {_UNSAFE}"
-            if error is not None:
-                self._end()
-                raise _Refused(error) if safe else UnsafeTokenizer(error)
-        return self._process
-
-    def do(self, work: bytes, too_much: str) -> tuple[Any, str | None]:
-        """What came of it, or why there is nothing. A process that has ended for another reason than this work is
-        started anew."""
-        for new in (self._process is None, True):
-            try:
-                process = self.start()
-                _write(process.stdin, work)
-                done, error = json.loads(_read(process.stdout))
-                return done, error
-            except CheckpointError as error:
-                return None, str(error)
-            except (EOFError, BrokenPipeError):
-                used_up = self._end() == -signal.SIGXCPU
-                if used_up or new or self._closed:
-                    break
-        return None, too_much
-
-    def close(self) -> None:
-        self._closed = True
-        self.thread.shutdown(wait=False, cancel_futures=True)
-        self._end()
-
-    def _end(self) -> int | None:
-        """How it ended, be it by this."""
-        process, self._process = self._process, None
-        if process is None:
-            return None
-        with contextlib.suppress(subprocess.TimeoutExpired):  # one that has closed its pipe is about to end
-            process.wait(0 if self._closed else 1)
-        process.kill()
-        with contextlib.suppress(BrokenPipeError), process:  # closes its pipes and waits
-            pass
-        return process.returncode
-
-
-def _write(pipe: IO[bytes] | None, data: bytes) -> None:
-    assert pipe is not None
-    pipe.write(_LENGTH.pack(len(data)) + data)
-    pipe.flush()
-
-
-def _read(pipe: IO[bytes] | None) -> bytes:
-    """Raises EOFError."""
-    assert pipe is not None
-    head = pipe.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        raise EOFError
-    (length,) = _LENGTH.unpack(head)
-    data = pipe.read(length)
-    if len(data) < length:
-        raise EOFError
-    return data
 
 
 # ---- in the process ------------------------------------------------------------------------------------------------
@@ -216,20 +135,6 @@ def _done(tokenizer: Tokenizer, what: str, arguments: Any, too_much: str) -> tup
         return None, sentence(f"{too_much} ({error})")
 
 
-def _limit(kind: int, value: int) -> None:
-    _, most = resource.getrlimit(kind)
-    resource.setrlimit(kind, (value if most == resource.RLIM_INFINITY else min(value, most), most))
-
-
-def _limit_memory(more: int) -> None:
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    _limit(resource.RLIMIT_AS, pages * resource.getpagesize() + more)
-
-
-def _limit_time(seconds: float) -> None:
-    _limit(resource.RLIMIT_CPU, math.ceil(time.process_time() + seconds))
-
-
 def _size(path: Path) -> int:
     """Of what the tokenizer is read from, at most."""
     return path.stat().st_size if path.is_file() else sum(f.stat().st_size for f in path.iterdir() if _is_text(f))
@@ -240,22 +145,16 @@ def _is_text(file: Path) -> bool:
 
 
 def main(path: Path) -> int:
-    _limit(resource.RLIMIT_CORE, 0)
-    _limit_memory(LOAD_BYTES + LOAD_GROWTH * min(_size(path), 64 << 20))
-    _limit_time(LOAD_SECONDS)
-    given, told = sys.stdin.buffer, sys.stdout.buffer
-    try:
-        tokenizer, verdict = _loaded(path)
-        _write(told, json.dumps(verdict).encode())
-        if tokenizer is None:
-            return 0
-        _limit_memory(MEMORY_BYTES)
-        while True:
-            work = _read(given)
-            _limit_time(CPU_SECONDS + len(work) / BYTES_A_SECOND)
-            _write(told, json.dumps(_done(tokenizer, *json.loads(work))).encode())
-    except (EOFError, BrokenPipeError):
-        return 0
+    limit(resource.RLIMIT_CORE, 0)
+    limit_memory(LOAD_BYTES + LOAD_GROWTH * min(_size(path), 64 << 20))
+    limit_time(LOAD_SECONDS)
+    tokenizer, verdict = _loaded(path)
+    with contextlib.suppress(BrokenPipeError):
+        write(sys.stdout.buffer, json.dumps(verdict).encode())
+        if tokenizer is not None:
+            limit_memory(MEMORY_BYTES)
+            serve(lambda work: _done(tokenizer, *work), lambda size: CPU_SECONDS + size / BYTES_A_SECOND)
+    return 0
 
 
 if __name__ == "__main__":

@@ -12,14 +12,9 @@ from hypothesis import strategies as st
 
 from pilotfish_engine.errors import RequestError
 from pilotfish_engine.messages import Grammar
-from pilotfish_engine.sampling.grammar import (
-    MAX_CHARACTERS,
-    MAX_GBNF_CHARACTERS,
-    MAX_GBNF_RULES,
-    MAX_KEPT,
-    Grammars,
-)
+from pilotfish_engine.sampling.grammar import MAX_KEPT, Grammars
 from pilotfish_engine.sampling.grammar_rows import GrammarRows
+from pilotfish_engine.sampling.source import MAX_CHARACTERS, MAX_GBNF_CHARACTERS, MAX_GBNF_RULES
 from tests.engine.sampling.masks import masks
 
 # two special tokens, one of them the end; tokens of several letters; and the model has two tokens more than pieces
