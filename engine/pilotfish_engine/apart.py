@@ -1,4 +1,4 @@
-"""Runs foreign work in a process of its own, whose time and memory the kernel bounds.
+"""Runs foreign work in a process of its own. The kernel bounds its time and memory.
 
 No thread can be stopped, and no library promises that it neither overflows its stack nor takes all memory; here such
 work ends its own process and its request is refused. Such a process ends with the one that started it: its input ends

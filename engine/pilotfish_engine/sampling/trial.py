@@ -1,4 +1,4 @@
-"""Tries a grammar in a process apart, where what it costs is bounded, before the model's compiles it.
+"""Tries a grammar in a process apart before the model's process compiles it.
 
 Compiling recurses over references, rules and alternatives: a chain of 1,000 `$ref`s overflows the stack, and nothing
 catches that. A trial has a small stack, and bounds of time and memory; what it survives, a thread with a far larger
