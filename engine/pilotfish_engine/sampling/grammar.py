@@ -17,7 +17,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from pilotfish_engine.errors import RequestError
 from pilotfish_engine.messages import Grammar, Stage
 from pilotfish_engine.sampling.matcher import Matcher
-from pilotfish_engine.sampling.source import FIELD, LIMITS, reason
+from pilotfish_engine.sampling.source import FIELD, LIMITS, refusal
 from pilotfish_engine.sampling.stages import Stages
 from pilotfish_engine.sampling.trial import Trials
 from pilotfish_engine.types import CompiledGrammar
@@ -99,7 +99,7 @@ class Grammars:
                 self._tokenizer = self._load()
         inner = LLMatcher(self._tokenizer, source, log_level=0, limits=LIMITS)
         if inner.is_error():
-            raise RequestError(f"this {grammar.kind} cannot be used: {reason(inner)}", FIELD)
+            raise RequestError(refusal(grammar, inner), FIELD)
         trial = inner.deep_copy()
         trial.compute_bitmask()
         if trial.is_error() or (trial.is_stopped() and not trial.is_accepting()):

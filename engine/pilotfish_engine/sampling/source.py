@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import gbnf_to_lark
@@ -17,9 +18,11 @@ MAX_GBNF_RULES = 500
 MAX_REASON = 300  # characters
 LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)  # a state has up to 2 kB
 _BLANKS = r"/[ \t\r\n]{0,16}/"
+_FRAME = re.compile(r"^at \d+\(\d+\): | \d+ \| start: .*$", re.DOTALL)
 STUCK = {  # reasons that the library gives by name only
     "NoExtension": "nothing can follow here: references that lead back to themselves, or parts that exclude each other",
     "LexerTooComplex": "its strings have too many cases here; simpler patterns would work",
+    "Too many items": "it has too many cases here; a simpler one would work",
     "ParserTooComplex": "it has too many cases here; a simpler one would work",
 }
 
@@ -80,6 +83,14 @@ def _as_lark(text: str) -> str:
 def reason(inner: LLMatcher) -> str:
     error = inner.get_error()
     return short(next((words for name, words in STUCK.items() if name in error), error))
+
+
+def refusal(grammar: Grammar, inner: LLMatcher) -> str:
+    """Why a grammar does not compile. The rule that was made around a regular expression is left out."""
+    words = reason(inner)
+    if grammar.kind == "regex":
+        words = _FRAME.sub("", words).rpartition("error: ")[2]
+    return f"this {grammar.kind} cannot be used: {words}"
 
 
 def short(text: str) -> str:

@@ -2,7 +2,8 @@
 
 Compiling recurses over references, rules and alternatives: a chain of 1,000 `$ref`s overflows the stack, and nothing
 catches that. A trial has a small stack, and bounds of time and memory; what it survives, a thread with a far larger
-stack compiles. It has the tokens of single bytes: how deep a grammar goes does not depend on the vocabulary.
+stack compiles. It has as many tokens as the model, whose numbers grammars name, but texts only of single bytes: how
+deep a grammar goes does not depend on them.
 
 `python -m pilotfish_engine.sampling.trial` is such a process.
 """
@@ -23,7 +24,7 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
 from pilotfish_engine.apart import Apart, limit, limit_memory, serve, write
 from pilotfish_engine.errors import RequestError, sentence
 from pilotfish_engine.messages import Grammar
-from pilotfish_engine.sampling.source import FIELD, LIMITS, reason, source
+from pilotfish_engine.sampling.source import FIELD, LIMITS, refusal, source
 
 CPU_SECONDS = 3  # large schemas take some tenths
 MEMORY_BYTES = 1 << 30  # of address space, beside what is there at the start
@@ -75,7 +76,7 @@ def _tried(tokenizer: LLTokenizer, grammar: Grammar, vocab_size: int) -> tuple[s
         own = source(grammar)
         matcher = LLMatcher(tokenizer, own, log_level=0, limits=LIMITS)
         if matcher.is_error():
-            return None, f"this {grammar.kind} cannot be used: {reason(matcher)}"
+            return None, refusal(grammar, matcher)
         _walk(matcher, vocab_size)
         return own, None
     except RequestError as error:

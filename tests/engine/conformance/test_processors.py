@@ -198,6 +198,23 @@ def test_a_grammar_that_cannot_be_used_ends_its_own_request_alone(engine, plain,
     assert harness.scheduler.unready is None
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_an_invalid_grammar_costs_nobody_a_step(engine, plain, overlap):
+    method, draft, num_steps, topk = SETTINGS[-1]
+    invalid = [Grammar("regex", "A(("), Grammar("regex", "[^\\s\\S]"), Grammar("json_schema", '{"type": "strnig"}')]
+    steps = []
+    for grammars in ([], invalid):
+        harness = start(engine, method, draft, num_steps, topk, overlap=overlap)
+        good = submit(harness, 5, True)
+        wrong = [harness.submit([0, 0, 0, 5, 6], grammar=grammar) for grammar in grammars]
+        harness.faulty.update(wrong)
+        harness.drain()
+        assert harness.answers[good].token_ids == plain(5, True)[0]
+        assert all(harness.answers[one].finish_reason == "error" for one in wrong)
+        steps.append(len(harness.worker.steps))
+    assert steps[0] == steps[1]
+
+
 @pytest.mark.parametrize("params", [{"logit_bias": ((VOCAB, 1.0),)}, {"min_tokens": 1, "stop_token_ids": (VOCAB,)}])
 def test_a_token_that_is_none_ends_its_own_request_alone(engine, plain, params):
     method, draft, num_steps, topk = SETTINGS[0]

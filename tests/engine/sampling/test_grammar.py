@@ -180,6 +180,7 @@ def test_what_is_no_grammar_is_refused_with_the_reason(grammar, reason):
         SHORT.compile(grammar).result()
     assert caught.value.field == "grammar"
     assert len(str(caught.value)) < 500
+    assert "start: /" not in str(caught.value), "a rule that the client never wrote"
     assert time.monotonic() - began < 20
 
 
