@@ -20,8 +20,9 @@ from pilotfish_engine.server.admin import Admin
 from pilotfish_engine.server.api import Api
 from pilotfish_engine.server.body import written
 from pilotfish_engine.server.failures import ApiError, Invalid, Unavailable
+from pilotfish_engine.server.incoming import MAX_BODY_BYTES, MAX_SETTING_BYTES, Incoming
 from pilotfish_engine.server.link import CoreGone
-from pilotfish_engine.server.middleware import Gate
+from pilotfish_engine.server.middleware import OPEN, Gate
 from pilotfish_engine.server.responses.routes import Responses
 from pilotfish_engine.server.service import Service
 from pilotfish_engine.server.streaming import ClientGone
@@ -45,7 +46,13 @@ def create(service: Service, api_key: str | None, body_seconds: float, origins: 
     for kind in (ApiError, RequestValidationError, ValidationError, RequestError, CoreGone, HTTPException, ClientGone):
         app.add_exception_handler(kind, _respond)
     app.add_exception_handler(Exception, _respond)
-    gate = Gate(app, api_key, body_seconds, lambda status: service.metrics.refusals.labels(str(status)).inc())
+    gate = Gate(
+        app,
+        api_key,
+        Incoming(body_seconds),
+        _body_limits(document["paths"]),
+        lambda status: service.metrics.refusals.labels(str(status)).inc(),
+    )
     if not origins:
         return gate
     return CORSMiddleware(
@@ -55,6 +62,16 @@ def create(service: Service, api_key: str | None, body_seconds: float, origins: 
         allow_headers=["*"],
         expose_headers=["Retry-After", "X-Ignored-Fields", "X-Request-Id"],
     )
+
+
+def _body_limits(paths: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], int]:
+    """In bytes, by method and path, of the routes that take a body. paths: the OpenAPI document's."""
+    return {
+        (method.upper(), path): MAX_SETTING_BYTES if path in OPEN else MAX_BODY_BYTES
+        for path, methods in paths.items()
+        for method, route in methods.items()
+        if "requestBody" in route
+    }
 
 
 async def _respond(request: Request, error: Exception) -> Response:

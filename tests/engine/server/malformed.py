@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pilotfish_engine.server.middleware import MAX_BODY_BYTES
+from pilotfish_engine.server.incoming import MAX_BODY_BYTES
 from tests.engine.server.serving import Engine, engine
 from tests.engine.server.small_core import Behaviour
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pilotfish_engine.server.middleware import MAX_BODY_BYTES
+from pilotfish_engine.server.incoming import MAX_BODY_BYTES
 from tests.engine.server.serving import NAME, Engine, engine
 
 CHAT = {"model": NAME, "messages": [{"role": "user", "content": "hi"}]}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pilotfish_engine.server.connection import Patience
-from pilotfish_engine.server.middleware import MAX_BODY_BYTES
+from pilotfish_engine.server.incoming import MAX_BODY_BYTES
 from tests.engine.server.serving import Engine, engine, wait_until
 from tests.engine.server.small_core import Behaviour
 
