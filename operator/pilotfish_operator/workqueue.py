@@ -7,6 +7,7 @@ turn brings another one after it. Memory grows with the number of distinct keys,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -82,10 +83,10 @@ class WorkQueue(Generic[Key]):
                         self._running[key] = now
                         group.create_task(self._turn(key))
                 later = [due - now for due, _, key in ready if key in self._due and due > now]
-                try:
-                    await asyncio.wait_for(self._wake.wait(), min(later, default=None))
-                except TimeoutError:
-                    continue
+                # no wait_for: Python 3.11's forgets that it was cancelled where the event comes in the same moment
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(later, default=None)):
+                        await self._wake.wait()
 
     async def _turn(self, key: Key) -> None:
         try:

@@ -117,3 +117,22 @@ async def test_a_turn_that_hangs_shows() -> None:
     assert queue.stuck() == 200.0
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_it_ends_when_it_is_told_to_whatever_comes_in_that_moment():
+    async def process(key: str) -> float | None:
+        await asyncio.sleep(0)
+        return 0.0
+
+    for turns in range(12):
+        queue = WorkQueue(process)
+        working = asyncio.create_task(queue.run())
+        await asyncio.sleep(0)
+        queue.add("a", after=60)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        queue.add("b")
+        working.cancel()
+        done, _ = await asyncio.wait([working], timeout=5)
+        assert done, f"{turns} turns of the loop"
+        assert working.cancelled()

@@ -142,7 +142,8 @@ class Link:
         self._calls[call_id] = future
         try:
             self._send(kind(call_id=call_id, **fields))
-            answer: messages.Answer = await asyncio.wait_for(future, CALL_SECONDS)
+            async with asyncio.timeout(CALL_SECONDS):
+                answer: messages.Answer = await future
         except TimeoutError:
             raise CoreGone(f"the model process gave no answer within {CALL_SECONDS:.0f} s") from None
         finally:

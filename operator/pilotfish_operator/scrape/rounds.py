@@ -8,6 +8,7 @@ learnt (`seen`). Knows nothing about Kubernetes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -136,11 +137,10 @@ class Rounds(Generic[Key]):
             fresh = {pod.target.uid: pod.report for pod in due if pod.report is not None and not pod.misses}
             model.rounds = [*model.rounds, Round(now, tuple(pod.target.uid for pod in pods), fresh)][-UNLEARNT:]
             self._changed(key)
-            try:
-                await asyncio.wait_for(model.wake.wait(), max(0.05, started + self._period - now))
+            with contextlib.suppress(TimeoutError):  # no wait_for: Python 3.11's may forget that it was cancelled
+                async with asyncio.timeout(max(0.05, started + self._period - now)):
+                    await model.wake.wait()
                 await asyncio.sleep(0.05)
-            except TimeoutError:
-                continue
 
     async def _visit(self, pod: _Pod, model: _Model) -> None:
         report = await self._read(pod)
