@@ -8,17 +8,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
-import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
 
 import yaml
 from pydantic import ValidationError
 
+from pilotfish_engine.contract.reason import bounds_text
+from pilotfish_engine.contract.reason import count as count_of
 from pilotfish_engine.contract.speculation import EngineReport
 from pilotfish_operator import __version__, objects, plan
 from pilotfish_operator.api import Spec
@@ -29,6 +30,7 @@ from pilotfish_operator.kinds import BY_NAME, CHILD_SELECTOR, CHILDREN, MODELS, 
 from pilotfish_operator.kube import Kube, KubeError, NotFound
 from pilotfish_operator.objects import Object, Owner
 from pilotfish_operator.observe import Observed, Pod, observe, owner_of
+from pilotfish_operator.record import VERSION, Decided, Entry, Inputs, RecordError, Unread, files, read_file
 from pilotfish_operator.scrape.client import PATH, EngineError, Engines
 from pilotfish_operator.scrape.findings import Seen
 from pilotfish_operator.simulate import command as simulate
@@ -51,15 +53,16 @@ def main(argv: list[str] | None = None) -> None:
     command.set_defaults(run=_plan)
     for name, run, text in (
         ("explain", _explain, "inputs, decision and rejected options of a running model"),
-        ("record", _record, "a running model's load as JSON lines, for replay"),
+        ("record", _record, "decisions on a running model with their inputs as JSON lines, for replay"),
     ):
         command = commands.add_parser(name, help=text)
         command.add_argument("name")
         command.add_argument("-n", "--namespace", default="default")
         command.add_argument("--seconds", type=float, default=6.0, help="how long to watch the load (default 6)")
         command.set_defaults(run=run)
-    command = commands.add_parser("replay", help="the decisions over a recording")
-    command.add_argument("file", type=Path)
+    command = commands.add_parser("replay", help="recorded decisions that today's code would not make")
+    command.add_argument("file", type=Path, help="what `record` printed, or a file or the folder of the operator's log")
+    command.add_argument("--all", action="store_true", help="print each change that was decided, too")
     command.set_defaults(run=_replay)
     text = "loads over simulated engines, beside static settings and an oracle"
     simulate.add(commands.add_parser("simulate", help=text))
@@ -216,43 +219,67 @@ def _explain(flags: argparse.Namespace) -> None:
 
 def _record(flags: argparse.Namespace) -> None:
     model, seen = asyncio.run(_watch(flags))
-    print(json.dumps({"model": {key: model[key] for key in ("apiVersion", "kind", "metadata", "spec")}}))
+    spec, memory, former = _spec(model), plan.Memory(), (model.get("status") or {}).get("replicas")
     for at, observed in seen:
-        pods: dict[str, Any] = {pod.uid: None for pod in observed.pods if pod.serves}
-        pods |= {uid: report.model_dump(mode="json") for uid, report in observed.reports.items()}
-        print(json.dumps({"at": at, "pods": pods}))
+        before = plan.learn(memory, observed, at)
+        decision, memory = plan.decide(spec, observed, before, at, former)
+        entry = Entry(
+            time=time.time(),
+            namespace=flags.namespace,
+            name=flags.name,
+            at=at,
+            spec=spec,
+            inputs=Inputs.of(observed),
+            memory=before,
+            former=former,
+            decided=Decided.of(decision),
+        )
+        print(entry.line(), end="")
 
 
 def _replay(flags: argparse.Namespace) -> None:
-    with flags.file.open(encoding="utf-8") as file:
-        for line in replay(file):
+    try:
+        entries = (entry for path in files(flags.file) for entry in read_file(path))
+        for line in replay(entries, flags.all):
             print(line)
+    except RecordError as problem:
+        raise CliError(str(problem)) from problem
 
 
-def replay(file: TextIO) -> Iterator[str]:
-    """One line for each recorded moment at which the decision differs from the one before."""
-    memory, before, replicas, spec = plan.Memory(), "", None, None
-    for number, line in enumerate(file, 1):
-        try:
-            entry = json.loads(line)
-            if "model" in entry:
-                spec = _spec(entry["model"])
-                continue
-            at = float(entry["at"])
-            reports = {uid: EngineReport.model_validate(r) for uid, r in entry["pods"].items() if r is not None}
-            pods = tuple(Pod(uid, uid, "recorded", 0, "", True, False, None, 0, None) for uid in entry["pods"])
-        except (ValueError, KeyError, TypeError) as problem:
-            raise CliError(f"line {number} is not part of a recording: {problem}") from problem
-        if spec is None:
-            raise CliError("the recording does not begin with its model")
-        observed = Observed(replicas, len(pods), None, None, None, pods, True, None, Seen(reports))
-        memory = plan.learn(memory, observed, at)
-        decision, memory = plan.decide(spec, observed, memory, at, len(pods))
-        replicas = decision.replicas
-        now = f"{replicas} {decision.envelope.model_dump_json()}"
-        if now != before:
-            yield f"{at:.1f}  " + "; ".join(decision.reasons)
-        before = now
+def replay(entries: Iterable[Entry | Unread], changes: bool = False) -> Iterator[str]:
+    """Yields a line for each decision that today's code would not make.
+
+    changes: also one for each decision that changed something. The last line counts them.
+    """
+    before, count, others, unread = dict[str, Decided](), 0, 0, list[str]()
+    for entry in entries:
+        if isinstance(entry, Unread):
+            unread.append(entry.version)
+            continue
+        count, was, model = count + 1, entry.decided, f"{entry.namespace}/{entry.name}"
+        when = datetime.fromtimestamp(entry.time, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        last = before.get(model)
+        if changes and (last is None or (last.replicas, last.envelope) != (was.replicas, was.envelope)):
+            yield f"{when}  {model}  " + " ".join(was.reasons)
+        before[model] = was
+        if entry.differs:
+            others, now = others + 1, entry.today()
+            yield f"{when}  {model}  {_differs(was, now)}"
+            yield "    today: " + " ".join(now.reasons)
+    if unread:
+        versions = ", ".join(sorted(set(unread)))
+        yield f"{len(unread)} entries are of version {versions} and not used; {VERSION} is read here"
+    yield f"{count} decisions, {others} of which would be others today"
+
+
+def _differs(was: Decided, now: Decided) -> str:
+    """What was decided, and what would be today."""
+    parts = []
+    if was.replicas != now.replicas:
+        parts.append(f"{count_of(was.replicas)} then, {now.replicas} today")
+    if was.envelope != now.envelope:
+        parts.append(f"bounds {bounds_text(was.envelope)} then, {bounds_text(now.envelope)} today")
+    return "; ".join(parts)
 
 
 if __name__ == "__main__":

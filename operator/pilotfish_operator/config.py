@@ -53,6 +53,7 @@ class Config:
     again_seconds: float = 300.0
     rollout_seconds: float = 300.0
     log_level: str = "INFO"
+    record: Path | None = None
 
 
 def cluster_access(environ: Mapping[str, str]) -> ClusterAccess:
@@ -102,6 +103,7 @@ def resolve(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None
     ):
         parser.add_argument(name, type=seconds, default=300.0, metavar="DURATION", help=f"{text} (default 5m)")
     parser.add_argument("--workers", type=int, default=8, help="models reconciled at once")
+    parser.add_argument("--record", type=Path, metavar="FOLDER", help="keep every decision there, 1 MiB a model")
     parser.add_argument("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
     flags = parser.parse_args(argv)
     return Config(
@@ -122,6 +124,7 @@ def resolve(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None
         again_seconds=flags.retry_refused,
         rollout_seconds=flags.rollout_patience,
         log_level=flags.log_level,
+        record=flags.record,
     )
 
 

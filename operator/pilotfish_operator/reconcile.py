@@ -29,6 +29,7 @@ from pilotfish_operator.kube import Kube, KubeError, NotFound
 from pilotfish_operator.metrics import Metrics
 from pilotfish_operator.objects import TOKEN_KEY, Object, Owner
 from pilotfish_operator.observe import Observed, observe, owner_of
+from pilotfish_operator.record import Decided, Entry, Inputs, Log
 from pilotfish_operator.scrape.findings import Target
 from pilotfish_operator.scrape.rounds import Rounds
 from pilotfish_operator.status import Note
@@ -67,6 +68,7 @@ class Reconciler:
         self._patience = plan.Patience(settings.again_seconds, settings.rollout_seconds)
         self._applier = Applier(kube, cache, leads, clock, 5 * self._resync)
         self._tracks: dict[Key, _Track] = {}
+        self._log = Log(settings.record) if settings.record else None
 
     def forget_all(self) -> None:
         """Somebody else acts: what is remembered here grows old."""
@@ -129,7 +131,7 @@ class Reconciler:
     ) -> tuple[Object, list[Note], KubeError | None]:
         blind = self._cache.blind(owner.namespace)
         observed = self._observe(key, owner, track)
-        decision, track.memory = plan.decide(spec, observed, track.memory, self._clock(), last.status.get("replicas"))
+        decision = self._decide(key, spec, observed, track, last.status.get("replicas"))
         made = plan.plan(owner, spec, observed, decision, self._image, time.time(), self._patience)
         problems: list[Problem] = [("CannotRead", text) for text in blind.values()]
         secret = Outcome()
@@ -154,6 +156,26 @@ class Reconciler:
         new = status.compose(owner, spec, observed, made, status.Trouble(problems, lasting, unsure), last)
         self._metrics.show(key, observed, made)
         return new, [*notes, *secret.notes, *outcome.notes], secret.failed or outcome.failed
+
+    def _decide(self, key: Key, spec: Spec, observed: Observed, track: _Track, former: int | None) -> plan.Decision:
+        """What to do, kept with what it came from."""
+        now, before = self._clock(), track.memory
+        decision, track.memory = plan.decide(spec, observed, before, now, former)
+        if self._log:
+            self._log.write(
+                Entry(
+                    time=time.time(),
+                    namespace=key[0],
+                    name=key[1],
+                    at=now,
+                    spec=spec,
+                    inputs=Inputs.of(observed),
+                    memory=before,
+                    former=former,
+                    decided=Decided.of(decision),
+                )
+            )
+        return decision
 
     def _observe(self, key: Key, owner: Owner, track: _Track) -> Observed:
         """What is, and what the engines said since the last turn."""

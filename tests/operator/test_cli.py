@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
-from pilotfish_operator import cli
-from tests.operator.engines import report
+from pilotfish_operator import cli, record
 from tests.operator.live import MODEL, Kubelet, OperatorProcess, Space, eventually
 
 KINDS = ("ServiceAccount", "ConfigMap", "Service", "PodDisruptionBudget", "Deployment", "Secret")
@@ -50,28 +48,6 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
     assert error.count("\n") == 1
 
 
-def recording(loads: list[float]) -> io.StringIO:
-    spec = {"model": {"source": MODEL}, "autoscaling": {"maxReplicas": 4, "targetConcurrency": 4, "stableWindow": "6s"}}
-    lines, total = [json.dumps({"model": MANIFEST | {"spec": spec}})], 0.0
-    for i, load in enumerate(loads):
-        total += load * 3
-        found = report(running=int(load), concurrency_seconds_total=total)
-        lines.append(json.dumps({"at": i * 3.0, "pods": {"a": found.model_dump(mode="json")}}))
-    return io.StringIO("\n".join(lines))
-
-
-def test_replay_shows_each_change_with_its_reasons() -> None:
-    lines = list(cli.replay(recording([1.0] * 10 + [12.0] * 10)))
-    assert any("2 replicas for " in line for line in lines)
-    assert any("Chose " in line for line in lines)
-    assert lines == list(cli.replay(recording([1.0] * 10 + [12.0] * 10)))
-
-
-def test_replay_of_something_else_is_refused() -> None:
-    with pytest.raises(cli.CliError, match="line 1 is not part of a recording"):
-        list(cli.replay(io.StringIO("hello\n")))
-
-
 def test_explain_record_and_live_plan_on_a_cluster(
     space: Space,
     operator: Callable[..., OperatorProcess],
@@ -90,7 +66,9 @@ def test_explain_record_and_live_plan_on_a_cluster(
     assert "Chose " in text
     cli.main(["record", "fish", "-n", space.name, "--seconds", "2"])
     recorded = capsys.readouterr().out
-    assert list(cli.replay(io.StringIO(recorded)))
+    found = list(record.read(io.StringIO(recorded)))
+    assert found
+    assert list(cli.replay(found)) == [f"{len(found)} decisions, 0 of which would be others today"]
     manifest = tmp_path / "live.yaml"
     base = {"model": {"source": MODEL}, "resources": {"accelerator": "None"}}
     for spec, verdict in (
