@@ -165,7 +165,9 @@ def decide(bounds: Bounds, state: State, current: int, ready: int, now: float) -
         want = max(want, current)
     panicking = panic_at is not None
     history = (*((at, n) for at, n in state.wanted if at > now - bounds.delay), (now, want))
-    floor = max(n for _, n in history) if now - since >= bounds.delay else max(want, current)
+    # what was wanted a while ago keeps replicas that are there, and brings none that are not
+    kept = max(n for _, n in history) if now - since >= bounds.delay else current
+    floor = max(want, min(current, kept))
     ceiling = max(current, math.ceil(MAX_RATE * max(1, ready)))
     step = min(max(floor, math.floor(current / MAX_RATE), 1), ceiling)
     replicas = min(max(step, bounds.min_replicas), bounds.max_replicas)

@@ -143,6 +143,13 @@ def test_monotone_in_load(first: float, second: float, current: int, ready: int)
     assert replicas[0] <= replicas[1]
 
 
+@given(load=st.floats(2.0, 8.0), replicas=st.integers(1, 3))
+@settings(max_examples=40, deadline=None)
+def test_a_tenfold_step_is_answered_within_two_looks(load: float, replicas: int) -> None:
+    history = run([load * replicas] * 20 + [10 * load * replicas] * 2, replicas=replicas)
+    assert history[-1] > replicas
+
+
 @given(history=st.lists(st.one_of(st.none(), st.floats(0, 1e6)), min_size=1, max_size=60), start=st.integers(1, 10))
 @settings(max_examples=60, deadline=None)
 def test_steps_and_bounds_hold_whatever_the_load(history: list[float | None], start: int) -> None:
