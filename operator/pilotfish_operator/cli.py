@@ -1,4 +1,4 @@
-"""`pilotfish plan | explain | record | replay | simulate`: what the operator would do and why, by its own functions.
+"""`pilotfish plan | explain | record | replay | top | simulate`: what the operator would do, by its own functions.
 
 Knows nothing that the operator does not: only how to print it.
 """
@@ -34,6 +34,7 @@ from pilotfish_operator.record import VERSION, Decided, Entry, Inputs, RecordErr
 from pilotfish_operator.scrape.client import PATH, EngineError, Engines
 from pilotfish_operator.scrape.findings import Seen
 from pilotfish_operator.simulate import command as simulate
+from pilotfish_operator.top import top
 
 HIDDEN_UID = "00000000-0000-0000-0000-000000000000"
 
@@ -64,6 +65,9 @@ def main(argv: list[str] | None = None) -> None:
     command.add_argument("file", type=Path, help="what `record` printed, or a file or the folder of the operator's log")
     command.add_argument("--all", action="store_true", help="print each change that was decided, too")
     command.set_defaults(run=_replay)
+    command = commands.add_parser("top", help="all models live in the terminal")
+    command.add_argument("-n", "--namespace", help="only this one (default: all)")
+    command.set_defaults(run=_top)
     text = "loads over simulated engines, beside static settings and an oracle"
     simulate.add(commands.add_parser("simulate", help=text))
     flags = parser.parse_args(argv)
@@ -235,6 +239,17 @@ def _record(flags: argparse.Namespace) -> None:
             decided=Decided.of(decision),
         )
         print(entry.line(), end="")
+
+
+def _top(flags: argparse.Namespace) -> None:
+    async def show() -> None:
+        api = await Kube.connect(current_access())
+        try:
+            await top(api, flags.namespace)
+        finally:
+            await api.close()
+
+    asyncio.run(show())
 
 
 def _replay(flags: argparse.Namespace) -> None:
