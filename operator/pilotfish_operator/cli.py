@@ -36,6 +36,8 @@ from pilotfish_operator.scrape.findings import Seen
 from pilotfish_operator.simulate import command as simulate
 from pilotfish_operator.top import top
 
+LOG = Path("/var/lib/pilotfish/decisions")  # in the operator's pod
+LAST = 10  # changes that `explain` shows
 HIDDEN_UID = "00000000-0000-0000-0000-000000000000"
 
 
@@ -61,6 +63,9 @@ def main(argv: list[str] | None = None) -> None:
         command.add_argument("-n", "--namespace", default="default")
         command.add_argument("--seconds", type=float, default=6.0, help="how long to watch the load (default 6)")
         command.set_defaults(run=run)
+    commands.choices["explain"].add_argument(
+        "--log", type=Path, default=LOG, help=f"the operator's log of decisions, if it is here (default {LOG})"
+    )
     command = commands.add_parser("replay", help="recorded decisions that today's code would not make")
     command.add_argument("file", type=Path, help="what `record` printed, or a file or the folder of the operator's log")
     command.add_argument("--all", action="store_true", help="print each change that was decided, too")
@@ -219,6 +224,31 @@ def _explain(flags: argparse.Namespace) -> None:
     print("status")
     for condition in (model.get("status") or {}).get("conditions", ()):
         print(f"  {condition['type']:<18} {condition['status']:<8} {condition['message']}")
+    for line in last_changes(flags.log, flags.namespace, flags.name):
+        print(line)
+
+
+def last_changes(log: Path, namespace: str, name: str) -> list[str]:
+    """The last decisions on a model that changed something, with their time; nothing where there is no log."""
+    if not log.exists():
+        return []
+    found = list[str]()
+    before: Decided | None = None
+    try:
+        for entry in (entry for path in files(log) for entry in read_file(path)):
+            if isinstance(entry, Unread) or (entry.namespace, entry.name) != (namespace, name):
+                continue
+            was = entry.decided
+            if before is None or (before.replicas, before.envelope) != (was.replicas, was.envelope):
+                found.append(f"  {_when(entry)}  " + " ".join(was.reasons))
+            before = was
+    except RecordError as problem:
+        found.append(f"  the log ends early: {problem}")
+    return ["last changes", *found[-LAST:]]
+
+
+def _when(entry: Entry) -> str:
+    return datetime.fromtimestamp(entry.time, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _record(flags: argparse.Namespace) -> None:
@@ -272,7 +302,7 @@ def replay(entries: Iterable[Entry | Unread], changes: bool = False) -> Iterator
             unread.append(entry.version)
             continue
         count, was, model = count + 1, entry.decided, f"{entry.namespace}/{entry.name}"
-        when = datetime.fromtimestamp(entry.time, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        when = _when(entry)
         last = before.get(model)
         if changes and (last is None or (last.replicas, last.envelope) != (was.replicas, was.envelope)):
             yield f"{when}  {model}  " + " ".join(was.reasons)

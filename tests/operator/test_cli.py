@@ -64,6 +64,8 @@ def test_explain_record_and_live_plan_on_a_cluster(
     text = capsys.readouterr().out
     assert "1 running" in text or "0 running" in text
     assert "Chose " in text
+    cli.main(["top", "-n", space.name])
+    assert f"{space.name}/fish" in capsys.readouterr().out
     cli.main(["record", "fish", "-n", space.name, "--seconds", "2"])
     recorded = capsys.readouterr().out
     found = list(record.read(io.StringIO(recorded)))

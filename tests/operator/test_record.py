@@ -110,6 +110,21 @@ def test_a_log_is_bounded_and_keeps_the_last(tmp_path: Path) -> None:
     assert len(kept) * longest > size  # packed ones hold more than they take
 
 
+def test_explain_shows_the_last_changes_of_its_model(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    for entry in decisions(LOADS):
+        log.write(entry)
+        log.write(entry.model_copy(update={"name": "other"}))
+    title, *lines = cli.last_changes(tmp_path, "space", "fish")
+    assert title == "last changes"
+    assert any("  2 replicas for " in line for line in lines)
+    assert len(lines) <= cli.LAST
+    assert lines == sorted(lines)
+    assert cli.last_changes(tmp_path / "nothing", "space", "fish") == []
+    (tmp_path / "space.fish.jsonl").write_text("broken\n")
+    assert "the log ends early" in cli.last_changes(tmp_path, "space", "fish")[-1]
+
+
 def test_models_do_not_share_a_log_and_the_oldest_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "MODELS", 2)
     log, entry = Log(tmp_path, 8_000), decisions([1.0])[0]
