@@ -11,8 +11,8 @@ import pytest
 from pilotfish_operator.api import Spec
 from pilotfish_operator.simulate.cluster import PERIOD, Moment, Outcome, Trouble
 from pilotfish_operator.simulate.command import find
-from pilotfish_operator.simulate.figures import Promise
-from pilotfish_operator.simulate.load import CHAT, CODE, POOR, Kind, Load, Phase, arrivals
+from pilotfish_operator.simulate.figures import Promise, figures
+from pilotfish_operator.simulate.load import CHAT, CODE, LOADS, POOR, Kind, Load, Phase, arrivals
 from pilotfish_operator.simulate.study import Study
 
 H200 = find("h200-8b").model_copy(update={"max_running_requests": 64})
@@ -100,3 +100,15 @@ def test_a_steady_load_changes_bounds_once_a_minute_at_most_and_then_not_at_all(
     assert outcome.changes <= 15
     wanted = [m.wanted for m in between(outcome, 300, 900)]
     assert len(set(wanted)) == 1
+
+
+@pytest.mark.parametrize("name", ["bursts", "noon"])
+def test_nineteen_twentieths_of_an_oracle_over_a_load(name: str) -> None:
+    """What a user sees, beside one who knows costs and drafts and has the same replicas."""
+    load = LOADS[name](8.0)
+    spec = Spec.model_validate({"model": {"source": "file:///simulated"}, "autoscaling": {"maxReplicas": 4}})
+    study = Study(H200, spec, list(arrivals(load, 1)), load.seconds, Promise(), 1)
+    own = study.pilotfish()
+    seen = [figures("", outcome, Promise(), 1) for outcome in (own, study.same_replicas(own, None))]
+    assert seen[0].seen_tokens_per_second >= 0.95 * seen[1].seen_tokens_per_second
+    assert own.changes <= load.seconds / 60
