@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive
 
+from pilotfish_engine.server import complexity
 from pilotfish_engine.server.failures import ApiError
 from pilotfish_engine.server.streaming import ClientGone
 
@@ -79,8 +80,16 @@ class Incoming:
                 await self._whole(coming, receive, limit)
         except TimeoutError:
             raise (Crowded() if coming.displaced else TooSlow(self._seconds)) from None
-        size = len(coming.body)
-        return _replay(bytes(coming.body), receive, lambda: self._give_back(size))
+        if coming.displaced:  # in the moment in which its last part came
+            raise Crowded
+        size, body = len(coming.body), bytes(coming.body)
+        coming.body.clear()
+        try:
+            await complexity.check(body)
+        except BaseException:
+            self._give_back(size)
+            raise
+        return _replay(body, receive, lambda: self._give_back(size))
 
     async def _whole(self, coming: _Coming, receive: Receive, limit: int) -> None:
         self._coming.add(coming)

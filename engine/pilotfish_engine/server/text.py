@@ -15,8 +15,10 @@ MAX_NESTING = 100  # objects and lists within each other
 
 
 def well_formed(text: str) -> str:
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise PydanticCustomError("surrogate", "half a surrogate pair is no character; whole ones would work")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError("surrogate", "half a surrogate pair is no character; whole ones would work") from None
     return text
 
 

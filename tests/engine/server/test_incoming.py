@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.datastructures import Headers
 from starlette.types import Message
 
+from pilotfish_engine.server.complexity import MAX_NUMBERS, TooComplex, count
 from pilotfish_engine.server.failures import ApiError
 from pilotfish_engine.server.incoming import MAX_BODY_BYTES, Crowded, Incoming, TooLarge
 from tests.engine.server.serving import Engine, engine
@@ -95,6 +100,55 @@ async def test_a_client_that_goes_leaves_nothing() -> None:
     with pytest.raises(ApiError, match="not complete within"):
         await slow.body()
     assert incoming.bytes == 0
+
+
+def parts(value: Any) -> tuple[int, int]:
+    """What a body is made of: parts, and numbers that another entry of a list or an object follows."""
+    if not isinstance(value, dict | list):
+        return 0, 0
+    inner = list(value.values()) if isinstance(value, dict) else value
+    followed = sum(type(one) in (int, float) for one in inner[:-1])
+    own = 1 + max(0, len(inner) - 1) - followed + (len(inner) if isinstance(value, dict) else 0)
+    below = [parts(one) for one in inner]
+    return own + sum(one for one, _ in below), followed + sum(one for _, one in below)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text('a"\\{[:,é\u2028'),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text('a"\\{[:,'), inner, max_size=5),
+    max_leaves=30,
+)
+
+
+@given(VALUES, st.sampled_from([{}, {"ensure_ascii": False}, {"separators": (",", ":")}]))
+def test_parts_are_counted_as_a_parser_finds_them(value: Any, form: dict[str, Any]) -> None:
+    assert count(json.dumps(value, **form).encode()) == parts(value)
+
+
+MANY = 40_000
+COMPLEX = {
+    "fields": {f"u{i}": 0 for i in range(MANY)},
+    "lists": {"zz": [[]] * MANY},
+    "messages": {"messages": [{"role": "user", "content": "a", "x": [1]}] * MANY},
+    "numbers": {"prompt": [7] * (MAX_NUMBERS + 2)},
+}
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+async def test_a_body_of_too_many_parts_is_refused_before_it_is_parsed(name: str) -> None:
+    incoming = Incoming(60)
+    sender = Sender(incoming, MAX_BODY_BYTES)
+    await sender.send(json.dumps(COMPLEX[name]).encode(), more=False)
+    with pytest.raises(TooComplex, match="at most would work"):
+        await sender.body()
+    assert incoming.bytes == 0
+
+
+async def test_a_long_text_is_one_part() -> None:
+    sender = Sender(Incoming(60), MAX_BODY_BYTES)
+    body = json.dumps({"prompt": 'He said: "[a, b], {c}, \\".' * 200_000}).encode()
+    await sender.send(body, more=False)
+    assert await sender.body() == body
 
 
 @pytest.fixture(scope="module")
