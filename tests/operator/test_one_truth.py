@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from pilotfish_engine.contract.controller import Controller
 from pilotfish_engine.contract.speculation import Envelope
 from pilotfish_operator import tune
+from pilotfish_operator.scrape.client import BadReport, parse_report
 from pilotfish_operator.simulate.cluster import report
 from pilotfish_operator.simulate.command import find
 from pilotfish_operator.simulate.engine import Engine
@@ -57,3 +60,14 @@ def test_a_report_of_another_version_s_knowledge_is_not_used() -> None:
     seen = tune.traffic([other], 1.0)
     assert seen is not None
     assert seen.profile == H200.profile
+
+
+@pytest.mark.parametrize("where", ["profile", "learned"])
+@pytest.mark.parametrize(("ms", "says"), [(0.0, "a time above 0"), (-1.0, "verify_ms"), (1e12, "verify_ms")])
+def test_a_report_with_times_that_cannot_be_is_no_report(where: str, ms: float, says: str) -> None:
+    """So it is named in conditions as one that is not believed, and reaches no decision."""
+    engine = Engine(H200, Controller(BOUNDS, H200.profile, 256), 1)
+    said = report(engine, BOUNDS).model_dump(mode="json")
+    (said if where == "profile" else said["learned"])["profile"]["verify_ms"] = [[1, ms]]
+    with pytest.raises(BadReport, match=says):
+        parse_report("127.0.0.1", json.dumps(said).encode())

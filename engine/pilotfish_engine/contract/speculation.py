@@ -97,6 +97,14 @@ class CostProfile(_Frozen):
             raise ValueError(f"sizes must ascend, not {sizes[:20]}")
         return table
 
+    @field_validator("verify_ms")
+    @classmethod
+    def _takes_time(cls, table: Table) -> Table:
+        for size, ms in table:
+            if not ms > 0:
+                raise ValueError(f"verify_ms has ({size}, {ms:g}); a time above 0 would work")
+        return table
+
 
 class Correction(_Frozen):
     """How far one setting's steps differ from the profile beside what all differ by. count: of steps, fading."""

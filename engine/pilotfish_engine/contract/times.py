@@ -123,9 +123,7 @@ class _Place:
             Correction(settings=s, expected_ms=own.expected_ms, difference=_clip(own.difference), count=own.count)
             for s, own in self._own.items()
         )
-        return Place(
-            bits=bits, common=_clip(self._common), host_ms=self.host_ms, steps=self._steps, settings=settings
-        )
+        return Place(bits=bits, common=_clip(self._common), host_ms=self.host_ms, steps=self._steps, settings=settings)
 
     def observe(self, settings: Settings, expected_ms: float, step_ms: float) -> None:
         ratio = min(max(step_ms / expected_ms, 1 / _CLIP), _CLIP)
