@@ -56,7 +56,7 @@ def test_explain_record_and_live_plan_on_a_cluster(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    operator()
+    operator("--record", str(tmp_path / "decisions"))
     space.apply("fish")
     eventually(lambda: space.condition("fish", "SpeculationActive")[0] == "True", "serves")
     monkeypatch.setenv("KUBECONFIG", str(space.cluster.kubeconfig))
@@ -73,6 +73,8 @@ def test_explain_record_and_live_plan_on_a_cluster(
     assert list(cli.replay(found)) == [f"{len(found)} decisions, 0 of which would be others today"]
     manifest = tmp_path / "live.yaml"
     base = {"model": {"source": MODEL}, "resources": {"accelerator": "None"}}
+    cli.main(["replay", str(tmp_path / "decisions")])
+    assert "decisions, 0 of which would be others today" in capsys.readouterr().out
     for spec, verdict in (
         (base, "pods are not restarted"),
         (base | {"engine": {"pageSize": 4}}, "every pod is replaced"),
