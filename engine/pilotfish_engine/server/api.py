@@ -20,7 +20,15 @@ from pilotfish_engine.server.bodies import (
     TokenizeRequest,
 )
 from pilotfish_engine.server.failures import ApiError, Invalid
-from pilotfish_engine.server.generation import Asked, Generation, Piece, check_choices, check_tokens, sampling_params
+from pilotfish_engine.server.generation import (
+    Asked,
+    Generation,
+    Piece,
+    check_choices,
+    check_copies,
+    check_tokens,
+    sampling_params,
+)
 from pilotfish_engine.server.openapi import (
     CHUNKS,
     GENERATING,
@@ -167,6 +175,7 @@ def _start(
     n = body.n or 1
     service.admit(len(prompts) * n)
     asked = Asked(prompts, params, n, body.priority or 0, {"grammar": reading.field})
+    check_copies(asked)
     return Generation(service.link, tokenizer, service.metrics, asked, reading.new_reader)
 
 

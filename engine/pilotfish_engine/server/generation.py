@@ -99,6 +99,10 @@ class _Choice:
         return Piece(self.index, text, parts, output.finish_reason, tuple(tokens), output.prompt_logprobs)
 
 
+TOKEN_BYTES = 8
+MAX_COPIED_BYTES = 1 << 25  # four million tokens
+
+
 @dataclass(frozen=True)
 class Asked:
     """What one HTTP request wants. params: of each prompt; max_tokens may be 0. n: answers to each. fields: by the
@@ -109,6 +113,21 @@ class Asked:
     n: int = 1
     priority: int = 0
     fields: Mapping[str, str] = field(default_factory=dict)
+
+
+def check_copies(asked: Asked) -> None:
+    """Bounds what a request comes to when each of its choices is written out. Raises Invalid."""
+    own = asked.params[0]
+    grammar = 0 if own.grammar is None else len(own.grammar.text)
+    beside = grammar + sum(map(len, own.stop)) + TOKEN_BYTES * (len(own.logit_bias) + len(own.stop_token_ids))
+    size = asked.n * sum(beside + TOKEN_BYTES * len(prompt) for prompt in asked.prompts)
+    if size > MAX_COPIED_BYTES:
+        choices = asked.n * len(asked.prompts)
+        raise Invalid(
+            f"n {asked.n} makes {choices} answers with {size} bytes of prompts, grammar, stop strings and bias "
+            f"together; {MAX_COPIED_BYTES} at most would work",
+            "n",
+        )
 
 
 class Generation:

@@ -44,8 +44,15 @@ class Engine:
         return httpx.get(self.url + path, timeout=20, verify=False)  # no TLS: the trust store takes 30 ms to read
 
     def core_pid(self) -> int:
-        (pid,) = set(children(self.process.pid)) - set(self.text_pids())
-        return pid
+        """The model process's. One of texts that has just begun has not its own command line yet."""
+        found = list[int]()
+
+        def one() -> bool:
+            found[:] = set(children(self.process.pid)) - set(self.text_pids())
+            return len(found) == 1
+
+        wait_until(one, 20)
+        return found[0]
 
     def text_pids(self) -> list[int]:
         """Of those that render templates and encode texts."""

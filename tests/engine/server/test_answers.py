@@ -243,7 +243,7 @@ def test_a_client_that_leaves_ends_its_requests(served: Engine, streaming: bool,
         report = served.get("/v1/speculation").json()
         return bool(report["running"] == report["waiting"] == 0)
 
-    wait_until(idle, 2)
+    wait_until(idle, 20)
     assert served.metric('pilotfish_engine_requests_total{finish_reason="abort"}') - aborted == requests
 
 

@@ -55,7 +55,7 @@ def test_sigterm_finishes_what_runs_and_takes_nothing_new(empty: Path) -> None:
         )
         next(stream)
         started.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: started.get("/ready").status_code == 503, 1)
+        wait_until(lambda: started.get("/ready").status_code == 503, 20)
         assert started.get("/health").status_code == 200
         with pytest.raises(openai.InternalServerError, match="shutting down"):
             started.openai().completions.create(model=NAME, prompt="late")
@@ -99,7 +99,7 @@ def test_a_killed_model_process_ends_streams_with_an_error_and_the_engine_with_i
         failures: list[openai.APIError] = []
         waiting = threading.Thread(target=lambda: failures.append(failure_of_a_whole_answer(started)))
         waiting.start()
-        wait_until(lambda: started.get("/v1/speculation").json()["running"] == 2, 2)
+        wait_until(lambda: started.get("/v1/speculation").json()["running"] == 2, 20)
         began = time.monotonic()
         os.kill(started.core_pid(), signal.SIGKILL)
         with pytest.raises(openai.APIError, match="the model process ended unexpectedly"):
@@ -133,7 +133,7 @@ def test_a_killed_http_process_takes_the_model_process_with_it(empty: Path) -> N
     with engine(empty, behaviour=Behaviour(step_seconds=0.5)) as started:
         core = started.core_pid()
         started.process.kill()
-        wait_until(lambda: not alive(core), 2)
+        wait_until(lambda: not alive(core), 20)
         assert left_behind(started) == []
 
 
@@ -142,7 +142,7 @@ def test_a_http_process_killed_while_the_model_loads_takes_it_too(empty: Path) -
         wait_until(lambda: answers(started), 20)
         core = started.core_pid()
         started.process.kill()
-        wait_until(lambda: not alive(core), 2)
+        wait_until(lambda: not alive(core), 20)
 
 
 def test_what_the_model_process_cannot_use_is_one_sentence_and_exit_code_2(empty: Path) -> None:
@@ -191,7 +191,7 @@ def test_two_signals_do_not_wait(empty: Path) -> None:
         )
         next(stream)
         started.process.send_signal(signal.SIGINT)
-        wait_until(lambda: started.get("/ready").status_code == 503, 1)
+        wait_until(lambda: started.get("/ready").status_code == 503, 20)
         assert started.end()[0] == 0
         with pytest.raises(openai.APIError, match="shutting down"):
             list(stream)

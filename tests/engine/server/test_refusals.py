@@ -66,6 +66,7 @@ CHATS: list[tuple[dict[str, Any], str, str]] = [
 ]
 COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     (PLAIN | {"best_of": 2}, "best_of", "1 would work"),
+    (PLAIN | {"n": 128, "structured_outputs": {"regex": "a" * 300_000}}, "n", "at most would work"),
     (PLAIN | {"suffix": "x"}, "suffix", "not served"),
     (PLAIN | {"logprobs": 21}, "logprobs", "less than or equal to 20"),
     (PLAIN | {"logprobs": True}, "logprobs", "valid integer"),

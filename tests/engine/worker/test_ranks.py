@@ -124,7 +124,7 @@ def test_the_followers_of_a_killed_model_process_end(model, tmp_path):
         wait_until(lambda: len(children(core)) == 1, START_SECONDS)
         (follower,) = children(core)
         os.kill(core, signal.SIGKILL)
-        wait_until(lambda: not alive(follower), 3)
+        wait_until(lambda: not alive(follower), 20)
         exit_code, errors = started.wait()
         assert (exit_code, "the model process ended unexpectedly" in errors) == (1, True)
 
