@@ -184,7 +184,7 @@ def test_every_source_is_within_reach_of_the_rules() -> None:
 
 TOP = {
     "pyproject.toml", "operator", "engine", "charts", "crds", "tests", "Dockerfile",
-    "docs", "examples", "benchmarks", "README.md", "CHANGELOG.md", "LICENSE",
+    "docs", "examples", "benchmarks", "README.md", "CHANGELOG.md", "LICENSE", "SECURITY.md",
     "Makefile", "requirements", "setup.py",  # docs/decisions.md says why each of these stays
 }  # fmt: skip
 
