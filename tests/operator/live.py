@@ -147,6 +147,7 @@ class Kubelet(threading.Thread):
         super().__init__(daemon=True)
         self._space, self._api = space, Api(space.cluster.kubeconfig)
         self._prefix = f"127.{random.randint(1, 254)}.{random.randint(1, 254)}"
+        self._free = random.sample(range(2, 255), 253)  # the last part of addresses that no pod has had
         self._ending = threading.Event()
         self.engines: dict[str, FakeEngine] = {}  # by pod name
         self.exits: Callable[[Object], tuple[int, str] | None] = lambda _pod: None
@@ -174,7 +175,7 @@ class Kubelet(threading.Thread):
 
     def _start(self, pod: Object) -> None:
         name, exit = pod["metadata"]["name"], self.exits(pod)
-        address = f"{self._prefix}.{len(self.engines) + 2 + random.randint(0, 200)}"
+        address = f"{self._prefix}.{self._free.pop()}"
         ready = exit is None
         state: Object = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
         if exit:
