@@ -57,7 +57,7 @@ def allowed(cluster: Cluster, verb: str, what: str, namespace: str, subresource:
 def test_notes_give_the_first_request(cluster: Cluster, namespace: str) -> None:
     notes = install(cluster).partition("NOTES:")[2]
     manifest = notes.partition("<<EOF")[2].partition("  EOF")[0]
-    cluster.kubectl("wait", "--for=condition=Established", f"crd/{CRD}", "--timeout=20s")
+    cluster.await_crd(CRD)
     cluster.kubectl("apply", "--dry-run=server", "-f", "-", input=manifest)
     assert "/v1/chat/completions" in notes
 
@@ -120,7 +120,7 @@ def test_upgrade_brings_the_new_crd_and_uninstall_keeps_the_models(
 
     install(cluster)
     assert cluster.kubectl("get", "crd", CRD, "-o", f"jsonpath={AUTOSCALING}")
-    cluster.kubectl("wait", "--for=condition=Established", f"crd/{CRD}", "--timeout=20s")
+    cluster.await_crd(CRD)
     cluster.kubectl("apply", "-f", str(EXAMPLE))
     model = json.loads(cluster.kubectl("get", "speculativemodel", "smollm2", "-o", "json"))
     written = yaml.safe_load(EXAMPLE.read_text())["spec"]
@@ -145,7 +145,7 @@ def test_without_the_crd(cluster: Cluster, namespace: str) -> None:
 def test_what_the_pages_say_is_accepted(cluster: Cluster, namespace: str) -> None:
     """Every example and the README's manifest, by the strict validation of an API server with our CRD."""
     install(cluster)
-    cluster.kubectl("wait", "--for=condition=Established", f"crd/{CRD}", "--timeout=20s")
+    cluster.await_crd(CRD)
     manifests = [path.read_text() for path in sorted((ROOT / "examples").glob("*.yaml"))]
     inline = re.findall(r"<<EOF\n(.*?)\n *EOF", (ROOT / "README.md").read_text(), re.S)
     assert manifests

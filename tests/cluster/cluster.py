@@ -151,6 +151,15 @@ class Cluster:
         """Standard output of helm. Raises CommandError, or subprocess.TimeoutExpired."""
         return self._command("helm", args, input, timeout)
 
+    def await_crd(self, name: str, seconds: float = 30) -> None:
+        """Until it is served. `kubectl wait` ends with an error where it has no condition at all yet."""
+        path = 'jsonpath={.status.conditions[?(@.type=="Established")].status}'
+        end = time.monotonic() + seconds
+        while self.kubectl("get", "crd", name, "-o", path) != "True":
+            if time.monotonic() > end:
+                raise TimeoutError(f"the CRD {name} was not established within {seconds:g} s")
+            time.sleep(0.1)
+
     def _command(self, name: str, args: tuple[str, ...], text: str | None, timeout: float) -> str:
         argv = [str(binaries_folder() / name), *args]
         result = subprocess.run(argv, env=self.env, input=text, capture_output=True, text=True, timeout=timeout)

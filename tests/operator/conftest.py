@@ -30,7 +30,7 @@ def cluster(bare_cluster: Cluster) -> Cluster:
 
 def install_crd(cluster: Cluster) -> None:
     cluster.kubectl("apply", "--server-side", "-f", str(ROOT / "crds"))
-    cluster.kubectl("wait", "crd/speculativemodels.pilotfish.dev", "--for=condition=Established", "--timeout=20s")
+    cluster.await_crd("speculativemodels.pilotfish.dev")
 
 
 @pytest.fixture
